@@ -1,0 +1,194 @@
+"""1-D window geometry of both operators: which windows cover a cell, and what each window divides by.
+
+Seen from an input cell, the windows that cover it are a contiguous range `[lo, hi)` of outputs, for both
+operators. Both are periodic: cell `i + period` is covered by the range of cell `i` moved by `shift`. That is
+what `core/spread` builds on. All index arithmetic is in integers; where a product could pass 2**62 it is in
+Python's own.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[Any]
+"""int64, or object (Python integers) where int64 could overflow."""
+
+
+@dataclass(frozen=True)
+class Windows(ABC):
+    """The windows of one axis of `cells` input cells and `count` outputs."""
+
+    cells: int
+    count: int
+
+    @abstractmethod
+    def cover(self, cells: Indices) -> tuple[Indices, Indices]:
+        """Range `[lo, hi)` of the windows that cover each cell.
+
+        It is not cut to `[0, count)`: windows that do not exist are to be taken as zeros, so that `hi - lo`
+        takes few values and moves periodically.
+        """
+
+    @abstractmethod
+    def divisors(self, windows: Indices) -> Indices:
+        """Divisor of this axis for each window."""
+
+    @property
+    @abstractmethod
+    def period(self) -> int:
+        """After this many cells the pattern repeats."""
+
+    @property
+    @abstractmethod
+    def shift(self) -> int:
+        """By how many windows the ranges move in a period."""
+
+    @property
+    @abstractmethod
+    def widths(self) -> tuple[int, int]:
+        """Least and greatest `hi - lo` over all cells (a bound; the least may be 0)."""
+
+    @property
+    @abstractmethod
+    def uniform_divisor(self) -> int | None:
+        """The divisor when every window has the same one, else None."""
+
+    def indices(self, start: int, stop: int) -> Indices:
+        """The integers of a range, wide enough for this axis' arithmetic."""
+        return np.arange(start, stop).astype(np.int64 if self._fits_int64 else object)
+
+    @property
+    @abstractmethod
+    def _fits_int64(self) -> bool: ...
+
+    @property
+    def overlap(self) -> bool:
+        """Whether some cell is covered by more than one window."""
+        return self.widths[1] > 1
+
+    def sources(self, start: int, stop: int) -> tuple[int, int]:
+        """Range of windows (not cut to those that exist) that cells `[start, stop)` need."""
+        lo, hi = self.cover(self.indices(0, 2) * (stop - 1 - start) + start)
+        return int(lo[0]), max(int(lo[0]), int(hi[1]))
+
+
+@dataclass(frozen=True)
+class PoolWindows(Windows):
+    """avg2d: windows of `kernel` cells, `stride` apart, the first one `padding` before the input.
+
+    PyTorch's semantics (`aten::avg_pool2d_backward`): a window ends with the right padding at the latest, and
+    its divisor is its length there, or, without `count_include_pad`, the number of cells in it.
+
+    >>> axis = PoolWindows.of(cells=5, count=3, kernel=2, stride=2, padding=0, count_include_pad=True)
+    >>> axis.divisors(axis.indices(0, 3)).tolist()
+    [2, 2, 1]
+    """
+
+    kernel: int
+    stride: int
+    padding: int
+    count_include_pad: bool
+    reach: int
+    lead: int
+    step: int
+
+    @classmethod
+    def of(
+        cls, cells: int, count: int, kernel: int, stride: int, padding: int, count_include_pad: bool
+    ) -> PoolWindows:
+        """Windows with the cover in its least form.
+
+        A kernel far wider than the input covers what a smaller one does: `reach`, `lead` and `step` are kernel,
+        padding and stride cut to what can be told apart, so that no cost grows with the parameters' size.
+        """
+        lead = min(padding, (count - 1) * stride)
+        reach = min(kernel - (padding - lead), cells + lead)
+        step = stride if count > 1 else max(cells, reach)
+        return cls(cells, count, kernel, stride, padding, count_include_pad, reach, lead, step)
+
+    def cover(self, cells: Indices) -> tuple[Indices, Indices]:
+        hi = (cells + self.lead) // self.step + 1
+        lo = (cells + self.lead - self.reach) // self.step + 1
+        return lo, hi
+
+    def divisors(self, windows: Indices) -> Indices:
+        start = windows * self.stride - self.padding
+        end = np.minimum(start + self.kernel, self.cells + self.padding)
+        if self.count_include_pad:
+            return np.asarray(end - start)
+        return np.asarray(np.minimum(end, self.cells) - np.maximum(start, 0))
+
+    @property
+    def period(self) -> int:
+        return self.step
+
+    @property
+    def shift(self) -> int:
+        return 1
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.reach // self.step, -(-self.reach // self.step)
+
+    @property
+    def uniform_divisor(self) -> int | None:
+        border = self.padding if self.count_include_pad else 0
+        first = -self.padding
+        last = (self.count - 1) * self.stride - self.padding
+        inside = first >= -border and last + self.kernel <= self.cells + border
+        if inside or self.count == 1:
+            return int(self.divisors(np.array([0], dtype=object))[0])
+        return None
+
+    @property
+    def _fits_int64(self) -> bool:
+        return self.cells + self.count * self.stride + 2 * self.kernel < 2**62
+
+
+@dataclass(frozen=True)
+class AdaptiveWindows(Windows):
+    """adaptive2d: window `o` is `[floor(o*n/m), ceil((o+1)*n/m))`, as `aten::_adaptive_avg_pool2d_backward`.
+
+    >>> axis = AdaptiveWindows(cells=5, count=3)
+    >>> axis.divisors(axis.indices(0, 3)).tolist()
+    [2, 3, 2]
+    """
+
+    def cover(self, cells: Indices) -> tuple[Indices, Indices]:
+        # floor(o*n/m) <= i < ceil((o+1)*n/m), solved for o: the same formula with n and m exchanged.
+        return cells * self.count // self.cells, -(-(cells + 1) * self.count // self.cells)
+
+    def divisors(self, windows: Indices) -> Indices:
+        start = windows * self.cells // self.count
+        return np.asarray(-(-(windows + 1) * self.cells // self.count) - start)
+
+    @property
+    def period(self) -> int:
+        return self.cells // math.gcd(self.cells, self.count)
+
+    @property
+    def shift(self) -> int:
+        return self.count // math.gcd(self.cells, self.count)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        if self.count % self.cells == 0:
+            return self.count // self.cells, self.count // self.cells
+        if self.cells % self.count == 0:
+            return 1, 1
+        least = -(-self.count // self.cells)
+        return least, least + 1
+
+    @property
+    def uniform_divisor(self) -> int | None:
+        return self.cells // self.count if self.cells % self.count == 0 else None
+
+    @property
+    def _fits_int64(self) -> bool:
+        return (self.cells + 1) * (self.count + 1) < 2**62
