@@ -1,0 +1,180 @@
+"""The shared flags and arguments, and the types of all flags.
+
+Parses only: whether a value is legal, the operator decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+    "tib": 1024**4,
+    # As in GNU tools, a bare letter is the binary unit.
+    "k": 1024,
+    "m": 1024**2,
+    "g": 1024**3,
+    "t": 1024**4,
+}
+
+
+def _integer_or_none(text: str) -> int | None:
+    # int() alone also takes 1_0 and digits of other scripts.
+    return int(text) if re.fullmatch(r"\s*[+-]?[0-9]{1,1000}\s*", text) else None
+
+
+def integer(text: str) -> int:
+    """One integer of any size."""
+    number = _integer_or_none(text)
+    if number is None:
+        raise click.BadParameter(f"{text!r} is not an integer.")
+    return number
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """`3` or `3,2`: any number of integers, since which ones are legal is the operator's contract."""
+    numbers = [_integer_or_none(part) for part in text.split(",")]
+    if None in numbers:
+        raise click.BadParameter(f"{text!r} is not one integer or two (height,width), such as 3 or 3,2.")
+    return tuple(number for number in numbers if number is not None)
+
+
+def cube_math_type_number(text: str) -> int:
+    """cubeMathType by number (any integer: the operator checks it) or by CANN's name in any case."""
+    number = _integer_or_none(text)
+    if number is not None:
+        return number
+    from poolgrad.core import CubeMathType
+
+    names = CubeMathType.__members__
+    wanted = text.strip().upper()
+    if wanted not in names:
+        raise click.BadParameter(f"{text!r} is neither 0 to 3 nor one of {', '.join(names)}.")
+    return int(names[wanted])
+
+
+def product_value(text: str) -> str:
+    """An Ascend product by its value in any case."""
+    from poolgrad.core import Product
+
+    values = [known.value for known in Product]
+    wanted = text.strip().lower()
+    if wanted not in values:
+        raise click.BadParameter(f"{text!r} is not one of {', '.join(values)}.")
+    return wanted
+
+
+def byte_size(text: str) -> int:
+    """`64MiB`, `64MB`, `1.5GiB`, `64M` (binary) or plain bytes."""
+    match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise click.BadParameter(f"{text!r} is not a size, such as 64MiB, 64MB, 1GiB or a number of bytes.")
+    return int(Decimal(match[1]) * unit)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the two operators' commands have in common: the files, how to compute and how to report."""
+
+    grad_output: str
+    self_tensor: str
+    output: str
+    product: str
+    accumulate: str
+    threads: int | None
+    workspace_limit: int | None
+    bf16_bits: bool
+    as_json: bool
+    quiet: bool
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON, errors too.")
+
+_JOB_ARGUMENTS: list[Decorator] = [
+    click.argument("grad_output", metavar="GRAD_OUTPUT"),
+    click.argument("self_tensor", metavar="SELF"),
+]
+
+_JOB_OPTIONS: list[Decorator] = [
+    click.option(
+        "-o",
+        "--output",
+        required=True,
+        metavar="GRAD_INPUT",
+        help="File to write, .npy or .safetensors[:NAME]. Replaced only by a complete result.",
+    ),
+    click.option(
+        "--product",
+        type=product_value,
+        metavar="NAME",
+        default="atlas-a2",
+        show_default=True,
+        help="Ascend product to compute for: atlas-a3, atlas-a2, atlas-inference, atlas-training or "
+        "atlas-200i-500-a2; 'poolgrad products' shows what each takes.",
+    ),
+    click.option(
+        "--accumulate",
+        type=click.Choice(["float32", "float64"]),
+        default="float32",
+        show_default=True,
+        help="Type of the sums; the result is rounded once at the end.",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Worker threads; by default the CPUs this process may use. The result does not depend on it.",
+    ),
+    click.option(
+        "--workspace-limit",
+        type=byte_size,
+        metavar="SIZE",
+        help="Most scratch memory to use, e.g. 64MiB. The result does not depend on it.",
+    ),
+    click.option(
+        "--bf16-bits", is_flag=True, help="Take uint16 tensors of .npy files for the bits of bfloat16."
+    ),
+    json_option,
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
+]
+
+
+def job_arguments(function: Callable[..., None]) -> Callable[..., None]:
+    """GRAD_OUTPUT and SELF. To stand outermost, so that usage lines name them first."""
+    return _apply(_JOB_ARGUMENTS, function)
+
+
+def job_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Every shared flag; the command gets them and the two files as one `Job`, its first argument."""
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        job = Job(**{field.name: values.pop(field.name) for field in fields(Job)})
+        function(job, **values)
+
+    return _apply(_JOB_OPTIONS, command)
+
+
+def _apply(decorators: list[Decorator], function: Callable[..., None]) -> Callable[..., None]:
+    # click lists the parameters in the order of the decorators as written, which apply from the bottom up.
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function

@@ -1,0 +1,335 @@
+"""What the user sees: the rich table, JSON, the progress bar and errors. Imports rich only to draw."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from .file_errors import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from poolgrad.core import TensorSpec
+    from poolgrad.core.executor import Executor
+
+SCHEMA = 1
+BAR_AFTER_SECONDS = 1.0
+BAR_INTERVAL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as the user gets it: exit code, name and number for scripts, a line for people."""
+
+    exit_code: int
+    name: str
+    message: str
+    code: int | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: `read`, `compute` and `write` are busy seconds over all threads, `total` is wall time."""
+
+    plan: float
+    read: float
+    compute: float
+    write: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the user named it; `name` is its name inside a safetensors file."""
+
+    path: str
+    name: str | None
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished job."""
+
+    executor: Executor
+    grad_output: Tensor
+    self: Tensor
+    grad_input: Tensor
+    timing: Timing
+
+    @property
+    def throughput_gb_s(self) -> float:
+        """gradOutput's and gradInput's bytes over the wall time, in 1e9 bytes a second."""
+        moved = self.grad_output.spec.nbytes + self.grad_input.spec.nbytes
+        return moved / 1e9 / max(self.timing.total, 1e-9)
+
+
+# ---- A finished job
+
+
+def print_outcome(outcome: Outcome, as_json: bool) -> None:
+    """Report a finished job on stdout."""
+    if as_json:
+        print_json(outcome_record(outcome))
+    else:
+        print_tables([_outcome_table(outcome)])
+
+
+def outcome_record(outcome: Outcome) -> dict[str, Any]:
+    """The JSON of a finished job, but for schema and status."""
+    executor = outcome.executor
+    cube_math_type = executor.cube_math_type
+    return {
+        "op": executor.operator,
+        "aclnn": executor.aclnn,
+        "product": executor.product.value,
+        "cube_math_type": None if cube_math_type is None else int(cube_math_type),
+        "compute_dtype": executor.compute_dtype,
+        "grad_output": _tensor_record(outcome.grad_output),
+        "self": _tensor_record(outcome.self),
+        "grad_input": _tensor_record(outcome.grad_input),
+        "workspace_bytes": executor.workspace_size,
+        "threads": executor.threads,
+        "timing_s": {name: round(seconds, 9) for name, seconds in asdict(outcome.timing).items()},
+        "throughput_gb_s": outcome.throughput_gb_s,
+    }
+
+
+def _tensor_record(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "path": tensor.path,
+        "name": tensor.name,
+        "dtype": tensor.spec.dtype,
+        "shape": list(tensor.spec.shape),
+        "bytes": tensor.spec.nbytes,
+    }
+
+
+def _outcome_table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    executor = outcome.executor
+    table = Table(show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def row(label: str, *lines: str, end_section: bool = False) -> None:
+        table.add_row(plain(label), plain("\n".join(lines)), end_section=end_section)
+
+    row("operator", f"{executor.operator} ({executor.aclnn})")
+    row("product", f"{executor.product.value} ({executor.product.title})")
+    if executor.cube_math_type is not None:
+        row(
+            "cubeMathType",
+            f"{int(executor.cube_math_type)} {executor.cube_math_type.name}",
+            _meaning(executor),
+        )
+    row("sums", executor.accumulate, end_section=True)
+    row("gradOutput", *_tensor_lines(outcome.grad_output))
+    row("self", *_tensor_lines(outcome.self))
+    row("gradInput", *_tensor_lines(outcome.grad_input), end_section=True)
+    row("workspace", f"{executor.workspace_size:,} bytes ({_binary_size(executor.workspace_size)})")
+    row("threads", f"{executor.threads}")
+    row("busy time", *_busy_lines(outcome.timing))
+    row("wall time", f"{_seconds(outcome.timing.total)}, {outcome.throughput_gb_s:.3g} GB/s")
+    return table
+
+
+def _meaning(executor: Executor) -> str:
+    dtype = executor.grad_output.dtype
+    return {
+        "AS_IS": f"{dtype} as it is",
+        "HF32": "HF32: gradOutput rounded to HFLOAT32",
+        "FP16": "FP16: gradOutput and gradInput rounded to float16",
+    }[executor.precision.name]
+
+
+def _tensor_lines(tensor: Tensor) -> list[str]:
+    where = tensor.path if tensor.name is None else f"{tensor.path}:{tensor.name}"
+    return [printable(where), f"{tensor.spec}, {tensor.spec.nbytes:,} bytes"]
+
+
+def _busy_lines(timing: Timing) -> list[str]:
+    parts = [f"{name} {_seconds(getattr(timing, name))}" for name in ("plan", "read", "compute", "write")]
+    return [", ".join(parts)]
+
+
+def _seconds(seconds: float) -> str:
+    return (
+        f"{seconds:.2f} s"
+        if seconds >= 10
+        else f"{seconds * 1000:.1f} ms"
+        if seconds < 1
+        else f"{seconds:.3f} s"
+    )
+
+
+def _binary_size(size: float) -> str:
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    power = min(len(units) - 1, max(0, int(size).bit_length() - 1) // 10)
+    return f"{size / 1024**power:.4g} {units[power]}"
+
+
+# ---- Progress
+
+
+def is_terminal_stderr() -> bool:
+    """Whether a person is looking at stderr."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+@contextmanager
+def progress(total: int, shown: bool) -> Iterator[Callable[[int], None] | None]:
+    """What to call with the bytes done so far: a bar on stderr once the work has taken over a second."""
+    if not shown:
+        yield None
+        return
+    bar = _Bar(total)
+    try:
+        yield bar.update
+    finally:
+        bar.close()
+
+
+class _Bar:
+    """A progress bar that imports rich and appears only when the work turns out to be long."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._next = time.monotonic() + BAR_AFTER_SECONDS
+        self._draw: Callable[[int], None] | None = None
+        self._stop: Callable[[], None] | None = None
+
+    def update(self, done: int) -> None:
+        if time.monotonic() < self._next:
+            return
+        if self._draw is None:
+            self._open()
+        assert self._draw is not None
+        self._draw(done)
+        self._next = time.monotonic() + BAR_INTERVAL_SECONDS
+
+    def _open(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        bar = Progress(*columns, console=_console(sys.stderr), auto_refresh=False, transient=True)
+        task = bar.add_task("", total=self._total)
+        bar.start()
+        self._draw = lambda done: bar.update(task, completed=done, refresh=True)
+        self._stop = bar.stop
+
+    def close(self) -> None:
+        if self._stop is not None:
+            self._stop()
+
+
+# ---- Output
+
+
+def plain(text: str) -> RenderableType:
+    """Text that rich draws as it is, whatever markup it seems to hold."""
+    from rich.text import Text
+
+    return Text(text, overflow="fold")
+
+
+def print_json(record: dict[str, Any], status: str = "ok") -> None:
+    """Print one line of JSON: ASCII, so that undecodable bytes of a path can be told (as lone surrogates)."""
+    write_stdout(json.dumps({"schema": SCHEMA, "status": status, **record}, separators=(",", ":")) + "\n")
+
+
+def print_tables(tables: list[Table]) -> None:
+    """Draw tables on stdout: as wide as the terminal, or as they need where there is none."""
+    if sys.stdout is None:
+        return
+    console = _console(sys.stdout)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        # In a pipe nobody sees a width: a long path in one piece can be searched for.
+        console.width = max(80, *(console.measure(table).maximum for table in tables))
+    # Drawn into a string first, since rich ends the process by itself when it meets a broken pipe.
+    with console.capture() as capture:
+        for table in tables:
+            console.print(table)
+    write_stdout("\n".join(line.rstrip() for line in capture.get().split("\n")))
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    # rich takes NO_COLOR to forbid colours alone; no escape sequences at all is the safer reading.
+    return Console(file=stream, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+
+def write_stdout(text: str) -> None:
+    """Write to stdout now, so that what goes wrong with it is met inside the error boundary."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        abandon_stdout()
+        raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def flush_stdout() -> None:
+    """Flush what others wrote to stdout."""
+    write_stdout("")
+
+
+def abandon_stdout() -> None:
+    """When stdout is broken: let nothing more be written, not even by the interpreter at its end."""
+    with suppress(OSError, ValueError, AttributeError):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)
+
+
+def harden_streams() -> None:
+    """Let text that the terminal's encoding lacks be escaped, where it would be an exception."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+# ---- Errors
+
+
+def print_failure(failure: Failure, title: str, as_json: bool) -> None:
+    """Report an error: one line on stderr for people, and with --json one on stdout for scripts."""
+    status = "" if failure.code is None else f" ({failure.name} {failure.code})"
+    print_to_stderr(printable(f"{title}: {failure.message}{status}") + "\n")
+    try:
+        if as_json:
+            print_json(
+                {"code": failure.code, "name": failure.name, "message": failure.message}, status="error"
+            )
+        else:
+            flush_stdout()
+    except OSError:
+        abandon_stdout()  # It may be stdout that failed.
+
+
+def print_to_stderr(text: str) -> None:
+    """Write to stderr, if there is one."""
+    with suppress(OSError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
