@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
-class Product(str, Enum):
+class Product(StrEnum):
     """An Ascend product series; the value is what `--product` takes.
 
     >>> Product("atlas-a2").title
@@ -40,7 +40,7 @@ class CubeMathType(IntEnum):
     USE_HF32 = 3
 
 
-class Precision(str, Enum):
+class Precision(StrEnum):
     """What a cubeMathType comes to for one dtype on one product."""
 
     AS_IS = "as it is"

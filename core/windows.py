@@ -72,11 +72,6 @@ class Windows(ABC):
         """Whether some cell is covered by more than one window."""
         return self.widths[1] > 1
 
-    def sources(self, start: int, stop: int) -> tuple[int, int]:
-        """Range of windows (not cut to those that exist) that cells `[start, stop)` need."""
-        lo, hi = self.cover(self.indices(0, 2) * (stop - 1 - start) + start)
-        return int(lo[0]), max(int(lo[0]), int(hi[1]))
-
 
 @dataclass(frozen=True)
 class PoolWindows(Windows):
