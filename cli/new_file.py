@@ -1,0 +1,129 @@
+"""A new file that takes its target's place only when it is complete.
+
+Until then it has no name at all, where the system offers that (O_TMPFILE), or one that tells whose it is. Its
+space is claimed before the work starts, so that a full disk is found first. It is not flushed to the disk
+(fsync): the promise is about a killed process, not about a power cut, and would cost the time of writing the
+whole file to the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+
+from .file_errors import cannot
+from .positioned_io import PositionedFile
+
+_ZEROS = bytes(1 << 20)
+_NO_FALLOCATE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV}
+
+
+class NewFile:
+    """Opened on construction; ends with `commit` or `discard`. `path` is the target as the user gave it."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self._target = os.path.realpath(path)
+        mode = _replaceable_mode(path, self._target)
+        folder, name = os.path.split(self._target)
+        if not os.path.isdir(folder):
+            raise cannot("write", path, f"there is no directory {folder}")
+        # The middle is cut, for a name may be as long as the file system takes.
+        unique = f".{name[:50]}.poolgrad-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        self._temporary = os.path.join(folder, unique)
+        self._named = False
+        self._file = PositionedFile(self._open(folder), path)
+        try:
+            if mode is not None and hasattr(os, "fchmod"):
+                os.fchmod(self._file.descriptor, mode)
+            self._claim(size)
+        except OSError as error:
+            self.discard()
+            raise cannot("write", path, error) from error
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Write bytes at their place; threads may do so at once."""
+        self._file.write_from(offset, view)
+
+    def commit(self) -> None:
+        """Take the target's place."""
+        try:
+            if not self._named:
+                # src_dir_fd means nothing to an absolute path, but makes Python call linkat, which follows
+                # the link of /proc; plain link would not.
+                descriptor = self._file.descriptor
+                os.link(_proc_path(descriptor), self._temporary, src_dir_fd=descriptor, follow_symlinks=True)
+                self._named = True
+            self._file.close()
+            os.replace(self._temporary, self._target)
+            self._named = False
+        except OSError as error:
+            raise cannot("write", self.path, error) from error
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Leave nothing behind; without effect after `commit`."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        if self._named:
+            self._named = False
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
+
+    def _open(self, folder: str) -> int:
+        """Without a name if possible, which needs /proc to give it one later."""
+        if hasattr(os, "O_TMPFILE"):
+            with contextlib.suppress(OSError):
+                descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+                if os.path.exists(_proc_path(descriptor)):
+                    return descriptor
+                os.close(descriptor)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            descriptor = os.open(self._temporary, flags, 0o666)
+        except OSError as error:
+            raise cannot("write", self.path, error) from error
+        self._named = True
+        return descriptor
+
+    def _claim(self, size: int) -> None:
+        """Claim the file's space; where the system can't, by writing zeros."""
+        if hasattr(os, "posix_fallocate") and size:
+            try:
+                os.posix_fallocate(self._file.descriptor, 0, size)
+            except OSError as error:
+                if error.errno not in _NO_FALLOCATE:
+                    reason = f"{error.strerror} ({size} bytes are needed)"
+                    raise cannot("write", self.path, reason) from error
+            else:
+                return
+        for offset in range(0, size, len(_ZEROS)):
+            self._file.write_from(offset, memoryview(_ZEROS)[: size - offset])
+
+
+def _proc_path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _replaceable_mode(path: str, target: str) -> int | None:
+    """The permission bits of the file that is to be replaced; None when there is none yet."""
+    try:
+        status = os.stat(target)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise cannot("write", path, error) from error
+    if stat.S_ISDIR(status.st_mode):
+        raise cannot("write", path, "it is a directory")
+    if not stat.S_ISREG(status.st_mode):
+        raise cannot("write", path, "it is not a regular file")
+    if not os.access(target, os.W_OK):
+        raise cannot("write", path, "the file that is there is read-only")
+    return stat.S_IMODE(status.st_mode) & 0o777

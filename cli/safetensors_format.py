@@ -1,0 +1,150 @@
+"""The header of a .safetensors file: read into Layouts, and written for one tensor.
+
+The format: 8 bytes of header length (little-endian), a JSON object {name: {dtype, shape, data_offsets}},
+and the tensors' bytes, with neither holes nor overlaps. The checks here are those of the safetensors
+library, made on plain reads: the library maps the file into memory, and dies with SIGBUS when another
+process cuts it short.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from poolgrad.core.tensors import TensorSpec
+
+from .file_errors import FileError, looks_like, shorten
+from .positioned_io import PositionedFile
+from .tensor_layout import MAX_BYTES, Layout, claimed_bytes
+
+METADATA = "__metadata__"
+_MAX_HEADER = 100_000_000
+
+_DTYPES = {
+    "BOOL": ("bool", 8),
+    "U8": ("uint8", 8),
+    "I8": ("int8", 8),
+    "U16": ("uint16", 16),
+    "I16": ("int16", 16),
+    "U32": ("uint32", 32),
+    "I32": ("int32", 32),
+    "U64": ("uint64", 64),
+    "I64": ("int64", 64),
+    "F16": ("float16", 16),
+    "BF16": ("bfloat16", 16),
+    "F32": ("float32", 32),
+    "F64": ("float64", 64),
+    "C64": ("complex64", 64),
+    "F4": ("float4_e2m1fn", 4),
+    "F6_E2M3": ("float6_e2m3fn", 6),
+    "F6_E3M2": ("float6_e3m2fn", 6),
+    "F8_E4M3": ("float8_e4m3fn", 8),
+    "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E8M0": ("float8_e8m0fnu", 8),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8),
+}
+_STORED = {name: stored for stored, (name, _) in _DTYPES.items()}
+
+
+def read_header(file: PositionedFile, size: int) -> dict[str, Layout]:
+    """Every tensor of a .safetensors file of `size` bytes, in the header's order, or a FileError."""
+    header, start = _read_json(file, size)
+    _check_metadata(file.path, header.pop(METADATA, None))
+    layouts = {name: _layout(file.path, name, entry, start) for name, entry in header.items()}
+    _check_cover(file.path, layouts, start, size)
+    return layouts
+
+
+def header_bytes(name: str, spec: TensorSpec) -> bytes:
+    """The header of a file that holds one tensor, byte for byte as the safetensors library writes it."""
+    entry = {"dtype": _STORED[spec.dtype], "shape": spec.shape, "data_offsets": [0, spec.nbytes]}
+    text = json.dumps({name: entry}, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _read_json(file: PositionedFile, size: int) -> tuple[dict[str, Any], int]:
+    """The header's JSON object, and where the tensors' bytes start."""
+    path = file.path
+    if size < 8:
+        raise FileError(f"{path} is empty" if size == 0 else f"{path} is no safetensors file: {size} bytes")
+    start = file.read_bytes(0, min(size, 64))
+    length = int.from_bytes(start[:8], "little")
+    if length > size - 8 or length > _MAX_HEADER:
+        kind = looks_like(start)
+        reason = f"a header of {length} bytes does not fit its {size} bytes"
+        if length <= size - 8:
+            reason = f"a header of {length} bytes is over the format's limit of {_MAX_HEADER}"
+        raise FileError(f"{path} is no safetensors file, or cut short: {reason}{kind}")
+    try:
+        text = file.read_bytes(8, length).decode("utf-8")
+        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError, MemoryError) as error:
+        detail = shorten(str(error)) or type(error).__name__
+        raise FileError(f"{path}: the safetensors header is not valid JSON: {detail}") from error
+    if not isinstance(header, dict):
+        raise FileError(f"{path}: the safetensors header is not a JSON object")
+    return header, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in entries:
+            raise ValueError(f"'{shorten(key)}' is there twice")
+        key.encode("utf-8")  # Half a surrogate pair is valid for json, but no text.
+        entries[key] = value
+    return entries
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_metadata(path: str, metadata: Any) -> None:
+    texts = metadata.values() if isinstance(metadata, dict) else [metadata]
+    if metadata is not None and not all(isinstance(text, str) for text in texts):
+        raise FileError(f"{path}: {METADATA} does not map text to text")
+
+
+def _layout(path: str, name: str, entry: Any, start: int) -> Layout:
+    """Check one entry by itself: its fields are there, possible, and agree."""
+    tensor = f"{path}: tensor '{shorten(name)}'"
+    fields = entry if isinstance(entry, dict) else {}
+    stored, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not (isinstance(stored, str) and isinstance(shape, list) and isinstance(offsets, list)):
+        raise FileError(f"{tensor} lacks a proper dtype, shape or data_offsets")
+    if not (len(offsets) == 2 and all(type(offset) is int for offset in offsets)):
+        raise FileError(f"{tensor}: data_offsets {shorten(str(offsets))} are not two integers")
+    first, last = offsets
+    if not 0 <= first <= last <= MAX_BYTES:
+        raise FileError(f"{tensor}: impossible data_offsets {shorten(str(offsets))}")
+    # A dtype newer than this table harms nobody until it is the tensor that is asked for.
+    dtype, bits = _DTYPES.get(stored, (stored, None))
+    nbytes = claimed_bytes(shape, 8 if bits is None else bits)
+    if nbytes is None:
+        raise FileError(f"{tensor}: impossible shape {shorten(str(shape))} of dtype {shorten(stored)}")
+    if bits is not None and nbytes != last - first:
+        raise FileError(
+            f"{tensor}: shape {shorten(str(shape))} of dtype {stored} is {nbytes} bytes, "
+            f"its data_offsets [{first}, {last}] hold {last - first}"
+        )
+    return Layout(dtype, stored, tuple(shape), start + first, last - first)
+
+
+def _check_cover(path: str, layouts: dict[str, Layout], start: int, size: int) -> None:
+    """Check that the tensors follow each other without a hole or an overlap up to the end of the file."""
+    end = start
+    for name, layout in sorted(layouts.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if layout.offset != end:
+            fault = "overlaps the tensor before it" if layout.offset < end else "follows a hole"
+            raise FileError(
+                f"{path}: tensor '{shorten(name)}' {fault} (data_offsets start at {layout.offset - start}, "
+                f"expected {end - start})"
+            )
+        end += layout.nbytes
+    if size < end:
+        raise FileError(f"{path} is cut short: its header promises {end} bytes, the file has {size}")
+    if size > end:
+        raise FileError(f"{path} has {size - end} bytes too many: its header promises {end} in all")

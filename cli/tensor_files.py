@@ -1,0 +1,319 @@
+"""Tensors in files: `FILE` or `FILE.safetensors:NAME` to a TensorSpec and a tile source, or to a tile sink.
+
+A tensor is opened by its header alone; tiles are then read at their place. Only a gradOutput in Fortran order
+is read into memory as a whole, because its tiles are scattered over the file. gradInput goes tile by tile to a
+new file that replaces the target when it is complete and no input has changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolgrad.core.tensors import STORAGE, TensorSpec
+from poolgrad.core.tiles import ArrayTensor, Box, TileSource
+
+from . import npy_format, safetensors_format
+from .file_errors import FileError, cannot, printable, shorten
+from .new_file import NewFile
+from .positioned_io import PositionedFile
+from .tensor_layout import NUMBER_DTYPES, Layout, contiguous_runs
+
+__all__ = ["FileError", "OpenTensor", "OutputTensor", "create_tensor", "open_tensor", "printable"]
+
+Role = Literal["grad_output", "self"]
+
+_WELL_KNOWN: dict[Role, tuple[str, ...]] = {
+    "grad_output": ("gradOutput", "grad_output", "grad"),
+    "self": ("self", "input", "x"),
+}
+_DEFAULT_OUTPUT_NAME = "grad_input"
+_NAMES_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells a file, and its content, from another; `changed` when any of it differs later."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Identity:
+        """The identity behind a stat result."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class OpenTensor:
+    """One tensor of an open file. A context manager that closes it.
+
+    path: the file as given; name: the tensor's name in a safetensors file, else None; spec: shape and dtype,
+    which may be one that no operator takes; nbytes: bytes of its elements in the file.
+    """
+
+    def __init__(self, file: PositionedFile, identity: Identity, name: str | None, layout: Layout) -> None:
+        self.path = file.path
+        self.name = name
+        self.spec = TensorSpec(layout.shape, layout.dtype)
+        self.nbytes = layout.nbytes
+        self.identity = identity
+        self._file = file
+        self._layout = layout
+        self._absolute = os.path.abspath(file.path)
+
+    def source(self) -> TileSource:
+        """Its tiles, for a tensor of rank 3 or 4 and a dtype that some product takes."""
+        if self._layout.fortran_order:
+            return ArrayTensor(_read_fortran(self._file, self._layout))
+        return FileSource(self._file, self._layout)
+
+    def check_unchanged(self) -> None:
+        """Raise a FileError if the file is not what it was when it was opened."""
+        try:
+            now = Identity.of(os.stat(self._absolute))
+        except OSError as error:
+            raise FileError(f"{self.path} changed while it was read: {error.strerror}") from error
+        if now != self.identity:
+            raise FileError(f"{self.path} changed while it was read")
+
+    def is_same_file(self, status: os.stat_result) -> bool:
+        """Whether a stat result is of this file, under whatever name."""
+        return (status.st_dev, status.st_ino) == (self.identity.device, self.identity.inode)
+
+    def close(self) -> None:
+        """Close the file; the tensor's sources end with it."""
+        self._file.close()
+
+    def __enter__(self) -> OpenTensor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class FileSource:
+    """Tiles of a tensor in C order, each read at its place: one read, or one a row where a tile is narrower."""
+
+    def __init__(self, file: PositionedFile, layout: Layout) -> None:
+        self._file = file
+        self._layout = layout
+        self._storage = STORAGE[layout.dtype]
+        self._swapped = layout.big_endian != (sys.byteorder == "big")
+
+    def read(self, box: Box, buffer: NDArray[Any] | None) -> NDArray[Any]:
+        """The box as stored bits in native byte order, in `buffer` where one is given."""
+        tile = np.empty(box.shape, self._storage) if buffer is None else buffer
+        if tile.size == 0:
+            return tile
+        view, item = tile.data.cast("B"), self._storage.itemsize
+        for first, count in contiguous_runs(self._layout.shape, box):
+            size = count * item
+            self._file.read_into(self._layout.offset + first * item, view[:size])
+            view = view[size:]
+        if self._swapped:
+            tile.byteswap(inplace=True)
+        return tile
+
+
+class OutputTensor:
+    """A tile sink into a new file; `commit` makes it the target. Leaving the context without leaves no trace."""
+
+    def __init__(
+        self, path: str, name: str | None, spec: TensorSpec, header: bytes, inputs: Sequence[OpenTensor]
+    ) -> None:
+        self.path = path
+        self.name = name
+        self.spec = spec
+        self._start = len(header)
+        self._inputs = tuple(inputs)
+        self._missing = spec.nbytes
+        self._lock = threading.Lock()
+        self._file = NewFile(path, self._start + spec.nbytes)
+        try:
+            self._file.write(0, memoryview(header))
+        except BaseException:
+            self._file.discard()
+            raise
+
+    def target(self, box: Box, buffer: NDArray[Any] | None) -> NDArray[Any]:
+        """The array to compute the tile into."""
+        return np.empty(box.shape, STORAGE[self.spec.dtype]) if buffer is None else buffer
+
+    def write(self, box: Box, tile: NDArray[Any]) -> None:
+        """Write a complete tile at its place."""
+        if tile.size == 0:
+            return
+        item = tile.itemsize
+        stored = tile if sys.byteorder == "little" else tile.byteswap()
+        view = stored.data.cast("B")
+        for first, count in contiguous_runs(self.spec.shape, box):
+            size = count * item
+            self._file.write(self._start + first * item, view[:size])
+            view = view[size:]
+        with self._lock:
+            self._missing -= tile.nbytes
+
+    def commit(self) -> None:
+        """Replace the target, unless an input has changed since it was opened."""
+        if self._missing:
+            raise RuntimeError(f"{self._missing} bytes of gradInput were never computed")
+        for tensor in self._inputs:
+            tensor.check_unchanged()
+        self._file.commit()
+
+    def __enter__(self) -> OutputTensor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.discard()
+
+
+def open_tensor(path_and_name: str, role: Role, bf16_bits: bool) -> OpenTensor:
+    """Open `FILE.npy`, `FILE.safetensors` or `FILE.safetensors:NAME`, reading its header alone.
+
+    Without a name, a safetensors file's only tensor is taken, or the one whose name is well known for the
+    role. With `bf16_bits`, uint16 elements are the bits of bfloat16. Raises FileError.
+    """
+    path, name, is_npy = _split(path_and_name)
+    file, status = _open_regular(path)
+    try:
+        if is_npy:
+            layout = npy_format.read_header(file, status.st_size)
+        else:
+            layouts = safetensors_format.read_header(file, status.st_size)
+            name = _choose(path, layouts, name, role)
+            layout = layouts[name]
+        if bf16_bits and layout.dtype == "uint16":
+            layout = replace(layout, dtype="bfloat16")
+        if layout.dtype not in NUMBER_DTYPES:
+            what = path if name is None else f"{path}: tensor '{shorten(name)}'"
+            raise FileError(f"{what} has dtype {shorten(layout.stored_dtype)}, expected float32, float16 or bfloat16")
+        return OpenTensor(file, Identity.of(status), name, layout)
+    except BaseException:
+        file.close()
+        raise
+
+
+def create_tensor(path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTensor]) -> OutputTensor:
+    """Start a new `FILE.npy`, `FILE.safetensors` or `FILE.safetensors:NAME` that is to hold one tensor.
+
+    Its space is claimed at once; the target stays as it is until `commit`, which also checks that `inputs`
+    have not changed. A target that is one of the inputs is refused. Raises FileError.
+    """
+    path, name, is_npy = _split(path_and_name)
+    _refuse_inputs(path, inputs)
+    if is_npy:
+        return OutputTensor(path, None, spec, npy_format.header_bytes(spec), inputs)
+    name = _DEFAULT_OUTPUT_NAME if name is None else name
+    if name in ("", safetensors_format.METADATA):
+        raise cannot("write", path, f"a tensor cannot be called {name!r}")
+    try:
+        header = safetensors_format.header_bytes(name, spec)
+    except UnicodeEncodeError as error:
+        raise cannot("write", path, f"the tensor name '{shorten(name)}' is not valid text") from error
+    return OutputTensor(path, name, spec, header, inputs)
+
+
+def _split(text: str) -> tuple[str, str | None, bool]:
+    """Path, tensor name, and whether it is .npy. A file that exists by the whole text wins."""
+    if "\0" in text:
+        raise FileError(f"{text}: a path cannot hold a NUL character")
+    path, name = text, None
+    lowered = text.lower()
+    if not os.path.lexists(text):
+        for position in _occurrences(lowered, ".safetensors:"):
+            end = position + len(".safetensors")
+            if name is None or os.path.lexists(text[:end]):
+                path, name = text[:end], text[end + 1 :]
+            if os.path.lexists(path):
+                break
+    extension = os.path.splitext(path)[1].lower()
+    if extension not in (".npy", ".safetensors"):
+        hint = "; an .npy file holds one tensor, without a name" if ".npy:" in lowered else ""
+        raise FileError(f"{text}: expected a .npy or .safetensors file{hint}")
+    return path, name, extension == ".npy"
+
+
+def _occurrences(text: str, part: str) -> Iterable[int]:
+    position = text.find(part)
+    while position >= 0:
+        yield position
+        position = text.find(part, position + 1)
+
+
+def _open_regular(path: str) -> tuple[PositionedFile, os.stat_result]:
+    """Open for reading; anything but a regular file is refused first, for opening a pipe would hang."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise cannot("read", path, "it is a directory")
+        if not stat.S_ISREG(mode):
+            raise cannot("read", path, "it is not a regular file")
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(path, flags)
+        return PositionedFile(descriptor, path), os.fstat(descriptor)
+    except OSError as error:
+        raise cannot("read", path, error) from error
+
+
+def _choose(path: str, layouts: dict[str, Layout], name: str | None, role: Role) -> str:
+    """The name of the tensor that is meant."""
+    if name is not None:
+        if name not in layouts:
+            raise FileError(f"{path} has no tensor '{shorten(name)}'; it has {_listed(layouts)}")
+        return name
+    if len(layouts) == 1:
+        return next(iter(layouts))
+    known = [candidate for candidate in _WELL_KNOWN[role] if candidate in layouts]
+    if len(known) != 1:
+        raise FileError(
+            f"{path}: which tensor is {role}? It has {_listed(layouts)}; name one as {os.path.basename(path)}:NAME"
+        )
+    return known[0]
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(shorten(name, 60) for name in names[:_NAMES_SHOWN])
+    rest = len(names) - _NAMES_SHOWN
+    return (shown or "no tensors") + (f" and {rest} more" if rest > 0 else "")
+
+
+def _refuse_inputs(path: str, inputs: Sequence[OpenTensor]) -> None:
+    """Refuse a target that is an input, by name or through a link."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return  # Not there, or not to be reached: then it is no input, and opening it says what is wrong.
+    for tensor in inputs:
+        if tensor.is_same_file(status):
+            raise cannot("write", path, f"it is the input {tensor.path}")
+
+
+def _read_fortran(file: PositionedFile, layout: Layout) -> NDArray[Any]:
+    """All elements, as an array with the first axis fastest."""
+    storage = STORAGE[layout.dtype].newbyteorder(">" if layout.big_endian else "<")
+    try:
+        elements = np.empty(layout.shape, storage, order="F")
+    except MemoryError as error:
+        raise cannot(
+            "read", file.path, f"its Fortran order takes {layout.nbytes} bytes of memory; store it in C order"
+        ) from error
+    if elements.size:
+        file.read_into(layout.offset, elements.T.data.cast("B"))
+    return elements

@@ -1,0 +1,64 @@
+"""Where the elements of one tensor lie in a file: what both formats' headers come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poolgrad.core.tiles import Box
+
+MAX_BYTES = 2**63 - 1
+"""No file is longer; a header that claims more is wrong whatever the file holds."""
+
+_INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float96", "float128"})
+NUMBER_DTYPES = _INTEGERS | _FLOATS | {"bool", "complex64", "complex128", "complex192", "complex256"}
+"""The dtypes that a tensor may be opened as. Which of them an operator takes is the operator's to say."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One tensor in a file.
+
+    dtype: its numpy-like name; stored_dtype: the name that the file uses; offset, nbytes: the place of the
+    elements, in bytes; fortran_order: the first axis is the fastest, instead of the last.
+    """
+
+    dtype: str
+    stored_dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    big_endian: bool = False
+    fortran_order: bool = False
+
+
+def claimed_bytes(shape: Sequence[object], bits: int) -> int | None:
+    """Bytes that a header's shape and bits per element come to, in exact integers.
+
+    None where they are impossible: an extent that is no integer or negative, a part of a byte, or more bytes
+    than any file can have.
+    """
+    extents = [extent for extent in shape if type(extent) is int and 0 <= extent <= MAX_BYTES]
+    if len(extents) != len(shape):
+        return None
+    total, rest = divmod(math.prod(extents) * bits, 8)
+    return None if rest or total > MAX_BYTES else total
+
+
+def contiguous_runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
+    """The box, cut into runs of elements that are contiguous in C order: (first element, count)."""
+    height, width = shape[-2:]
+    planes, rows, columns = box.shape
+    if (rows, columns) == (height, width):
+        yield box.planes.start * height * width, planes * height * width
+        return
+    for plane in range(box.planes.start, box.planes.stop):
+        first = (plane * height + box.rows.start) * width + box.columns.start
+        if columns == width:
+            yield first, rows * width
+        else:
+            yield from ((first + row * width, columns) for row in range(rows))
