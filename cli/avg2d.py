@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("avg2d")
 @job_arguments
-@click.option(
-    "-k", "--kernel-size", type=integers, metavar="N[,N]", required=True, help="Window: 3, or 3,2 (H,W)."
-)
+@click.option("-k", "--kernel-size", type=integers, metavar="N[,N]", required=True, help="Window: 3, or 3,2 (H,W).")
 @click.option("-s", "--stride", type=integers, metavar="N[,N]", help="Step; by default the kernel.")
 @click.option(
     "-p",

@@ -125,9 +125,7 @@ def _explain(error: BaseException) -> Failure:
             name = signal.Signals(error.signum).name
             return Failure(128 + error.signum, "TERMINATED", f"terminated by {name}, nothing was written")
         case MemoryError():
-            return Failure(
-                UNUSABLE_FILE, "MEMORY", "not enough memory; a --workspace-limit makes it need less"
-            )
+            return Failure(UNUSABLE_FILE, "MEMORY", "not enough memory; a --workspace-limit makes it need less")
         case FileError():
             return Failure(UNUSABLE_FILE, "FILE", str(error))
         case OSError():

@@ -149,9 +149,7 @@ _JOB_OPTIONS: list[Decorator] = [
         metavar="SIZE",
         help="Most scratch memory to use, e.g. 64MiB. The result does not depend on it.",
     ),
-    click.option(
-        "--bf16-bits", is_flag=True, help="Take uint16 tensors of .npy files for the bits of bfloat16."
-    ),
+    click.option("--bf16-bits", is_flag=True, help="Take uint16 tensors of .npy files for the bits of bfloat16."),
     json_option,
     click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
 ]

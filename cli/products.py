@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from poolgrad.core.products import Precision, Rules
 
 ANY_INT64 = (-(2**63), 2**63 - 1)
+NOTE = "\n* of avg2d alone. Both operators take the same dtypes.\n"
 
 
 @click.command("products")
@@ -25,7 +26,7 @@ def command(as_json: bool) -> None:
     if as_json:
         report.print_json(_record())
     else:
-        report.print_tables([_product_table(), _meaning_table()])
+        report.print_tables([_product_table(), report.plain(NOTE), _meaning_table()])
 
 
 def _record() -> dict[str, Any]:
@@ -58,61 +59,9 @@ def _precision_name(precision: Precision | None) -> str | None:
     return None if precision is None else precision.name
 
 
-def _product_table() -> Table:
+def _table(title: str, **options: Any) -> Table:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from poolgrad.core.products import RULES
-
-    table = Table(title="What each product takes", title_justify="left", show_lines=True)
-    for heading in ("--product", "dtype", "cubeMathType (avg2d)", "divisorOverride (avg2d)"):
-        table.add_column(report.plain(heading), overflow="fold")
-    for product, rules in RULES.items():
-        name = report.plain(f"{product.value}\n{product.title}")
-        if rules is None:
-            table.add_row(name, report.plain("neither operator is supported"))
-            continue
-        accepted = [_accepted(outcomes) for outcomes in rules.precision.values()]
-        cells = ("\n".join(rules.dtypes), "\n".join(accepted), _span(rules.divisor_override))
-        table.add_row(name, *map(report.plain, cells))
-    return table
-
-
-def _accepted(outcomes: tuple[Precision | None, ...]) -> str:
-    return ", ".join(str(value) for value, outcome in enumerate(outcomes) if outcome is not None)
-
-
-def _span(bounds: tuple[int, int]) -> str:
-    return "any int64" if bounds == ANY_INT64 else f"{bounds[0]} to {bounds[1]}"
-
-
-def _meaning_table() -> Table:
-    from rich.table import Table
-
-    from poolgrad.core import CubeMathType
-
-    columns = _meanings()
-    table = Table(title="What cubeMathType means", title_justify="left", show_lines=True)
-    table.add_column("cubeMathType", overflow="fold")
-    for (dtype, _), names in columns.items():
-        table.add_column(report.plain(f"{dtype} on\n" + ",\n".join(names)), overflow="fold")
-    for value in CubeMathType:
-        cells = [_meaning(outcomes[value]) for _, outcomes in columns]
-        table.add_row(*map(report.plain, (f"{int(value)} {value.name}", *cells)))
-    return table
-
-
-def _meaning(outcome: Precision | None) -> str:
-    return "rejected" if outcome is None else outcome.value
-
-
-def _meanings() -> dict[tuple[str, tuple[Precision | None, ...]], list[str]]:
-    """The products that share one meaning of all cubeMathTypes, for each dtype."""
-    from poolgrad.core.products import RULES
-
-    columns: dict[tuple[str, tuple[Precision | None, ...]], list[str]] = {}
-    for product, rules in RULES.items():
-        for dtype, outcomes in rules.precision.items() if rules else ():
-            columns.setdefault((dtype, outcomes), []).append(product.value)
-    return dict(
-        sorted(columns.items(), key=lambda column: -["bfloat16", "float16", "float32"].index(column[0][0]))
-    )
+    style: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
+    return Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, **style, **options)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -164,13 +164,7 @@ def _busy_lines(timing: Timing) -> list[str]:
 
 
 def _seconds(seconds: float) -> str:
-    return (
-        f"{seconds:.2f} s"
-        if seconds >= 10
-        else f"{seconds * 1000:.1f} ms"
-        if seconds < 1
-        else f"{seconds:.3f} s"
-    )
+    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"
 
 
 def _binary_size(size: float) -> str:
@@ -254,7 +248,7 @@ def print_json(record: dict[str, Any], status: str = "ok") -> None:
     write_stdout(json.dumps({"schema": SCHEMA, "status": status, **record}, separators=(",", ":")) + "\n")
 
 
-def print_tables(tables: list[Table]) -> None:
+def print_tables(tables: Sequence[RenderableType]) -> None:
     """Draw tables on stdout: as wide as the terminal, or as they need where there is none."""
     if sys.stdout is None:
         return
@@ -319,9 +313,7 @@ def print_failure(failure: Failure, title: str, as_json: bool) -> None:
     print_to_stderr(printable(f"{title}: {failure.message}{status}") + "\n")
     try:
         if as_json:
-            print_json(
-                {"code": failure.code, "name": failure.name, "message": failure.message}, status="error"
-            )
+            print_json({"code": failure.code, "name": failure.name, "message": failure.message}, status="error")
         else:
             flush_stdout()
     except OSError:
