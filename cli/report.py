@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from poolgrad.core.executor import Executor
 
 SCHEMA = 1
+WIDEST = 100_000
+"""Characters of the widest table in a pipe; a path of PATH_MAX bytes fits, every one of them escaped."""
 BAR_AFTER_SECONDS = 1.0
 BAR_INTERVAL_SECONDS = 0.1
 
@@ -115,56 +117,56 @@ def _tensor_record(tensor: Tensor) -> dict[str, Any]:
 
 
 def _outcome_table(outcome: Outcome) -> Table:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    executor = outcome.executor
-    table = Table(show_header=False)
+    table = Table(box=SIMPLE, show_header=False, show_edge=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-
-    def row(label: str, *lines: str, end_section: bool = False) -> None:
-        table.add_row(plain(label), plain("\n".join(lines)), end_section=end_section)
-
-    row("operator", f"{executor.operator} ({executor.aclnn})")
-    row("product", f"{executor.product.value} ({executor.product.title})")
-    if executor.cube_math_type is not None:
-        row(
-            "cubeMathType",
-            f"{int(executor.cube_math_type)} {executor.cube_math_type.name}",
-            _meaning(executor),
-        )
-    row("sums", executor.accumulate, end_section=True)
-    row("gradOutput", *_tensor_lines(outcome.grad_output))
-    row("self", *_tensor_lines(outcome.self))
-    row("gradInput", *_tensor_lines(outcome.grad_input), end_section=True)
-    row("workspace", f"{executor.workspace_size:,} bytes ({_binary_size(executor.workspace_size)})")
-    row("threads", f"{executor.threads}")
-    row("busy time", *_busy_lines(outcome.timing))
-    row("wall time", f"{_seconds(outcome.timing.total)}, {outcome.throughput_gb_s:.3g} GB/s")
+    for section in (_call_rows(outcome.executor), _tensor_rows(outcome), _cost_rows(outcome)):
+        for label, text in section:
+            table.add_row(plain(label), plain(text))
+        table.add_section()
     return table
+
+
+def _call_rows(executor: Executor) -> Iterator[tuple[str, str]]:
+    yield "operator", f"{executor.operator} ({executor.aclnn})"
+    yield "product", f"{executor.product.value} ({executor.product.title})"
+    cube_math_type = executor.cube_math_type
+    if cube_math_type is not None:
+        yield "cubeMathType", f"{int(cube_math_type)} {cube_math_type.name}\n{_meaning(executor)}"
+    yield "sums", executor.accumulate
+
+
+def _tensor_rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    named = {"gradOutput": outcome.grad_output, "self": outcome.self, "gradInput": outcome.grad_input}
+    for label, tensor in named.items():
+        where = tensor.path if tensor.name is None else f"{tensor.path}:{tensor.name}"
+        yield label, f"{printable(where)}\n{tensor.spec}, {tensor.spec.nbytes:,} bytes"
+
+
+def _cost_rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    workspace = outcome.executor.workspace_size
+    timing = asdict(outcome.timing)
+    wall = timing.pop("total")
+    yield "workspace", f"{workspace:,} bytes ({_binary_size(workspace)})"
+    yield "threads", str(outcome.executor.threads)
+    yield "busy time", ", ".join(f"{name} {_seconds(spent)}" for name, spent in timing.items())
+    yield "wall time", f"{_seconds(wall)}, {outcome.throughput_gb_s:.3g} GB/s"
 
 
 def _meaning(executor: Executor) -> str:
     dtype = executor.grad_output.dtype
     return {
         "AS_IS": f"{dtype} as it is",
-        "HF32": "HF32: gradOutput rounded to HFLOAT32",
-        "FP16": "FP16: gradOutput and gradInput rounded to float16",
+        "HF32": "HF32, gradOutput rounded to HFLOAT32",
+        "FP16": "FP16, gradOutput and gradInput rounded to float16",
     }[executor.precision.name]
 
 
-def _tensor_lines(tensor: Tensor) -> list[str]:
-    where = tensor.path if tensor.name is None else f"{tensor.path}:{tensor.name}"
-    return [printable(where), f"{tensor.spec}, {tensor.spec.nbytes:,} bytes"]
-
-
-def _busy_lines(timing: Timing) -> list[str]:
-    parts = [f"{name} {_seconds(getattr(timing, name))}" for name in ("plan", "read", "compute", "write")]
-    return [", ".join(parts)]
-
-
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def _binary_size(size: float) -> str:
@@ -255,7 +257,8 @@ def print_tables(tables: Sequence[RenderableType]) -> None:
     console = _console(sys.stdout)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         # In a pipe nobody sees a width: a long path in one piece can be searched for.
-        console.width = max(80, *(console.measure(table).maximum for table in tables))
+        boundless = console.options.update(width=WIDEST)
+        console.width = max(80, *(console.measure(table, options=boundless).maximum for table in tables))
     # Drawn into a string first, since rich ends the process by itself when it meets a broken pipe.
     with console.capture() as capture:
         for table in tables:
