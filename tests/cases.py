@@ -145,8 +145,9 @@ def _numeric_case(record: dict[str, Any]) -> NumericCase:
     grad_output = np.array(record["grad_output"], np.float64)
     pool = None
     if record["op"] == "avg2d":
-        pairs = (tuple(record[key]) for key in ("kernel_size", "stride", "padding"))
-        pool = Pool(*pairs, record["ceil_mode"], record["count_include_pad"], record["divisor_override"])
+        kernel, stride, padding = (tuple(record[key]) for key in ("kernel_size", "stride", "padding"))
+        flags = record["ceil_mode"], record["count_include_pad"], record["divisor_override"]
+        pool = Pool(kernel, stride, padding, *flags)
     height, width = grad_output.shape[-2:]
     case = Case(record["source"], tuple(record["self_shape"]), (height, width), pool)
     return NumericCase(case, grad_output, np.array(record["grad_input"], np.float64))

@@ -15,23 +15,27 @@ from numpy.typing import NDArray
 from tests.cases import NUMPY
 from tests.oracle import FORMATS, round_one
 
-from poolgrad.core.precision import SPARE_BYTES, decode, encode, spare_from
+from poolgrad.core.precision import CHUNK, decode, encode
 from poolgrad.core.products import Precision
 
 Bits = NDArray[Any]
 
 
+def _spare() -> NDArray[np.uint32]:
+    return np.empty((4, CHUNK), np.uint32)
+
+
 def _decode(tile: Bits, dtype: str, precision: Precision, to: Any = np.float32) -> Bits:
     values = np.empty(tile.size, to)
     with np.errstate(all="ignore"):
-        decode(tile, values, dtype, precision, spare_from(np.empty(SPARE_BYTES, np.uint8)))
+        decode(tile, values, dtype, precision, _spare())
     return values
 
 
 def _encode(values: Bits, dtype: str, precision: Precision = Precision.AS_IS) -> Bits:
     tile = np.empty(values.size, np.float32 if dtype == "float32" else np.uint16)
     with np.errstate(all="ignore"):
-        encode(values.copy(), tile, dtype, precision, spare_from(np.empty(SPARE_BYTES, np.uint8)))
+        encode(values.copy(), tile, dtype, precision, _spare())
     return tile
 
 
@@ -43,9 +47,7 @@ def _assert_same(actual: Bits, expected: Bits) -> None:
         assert np.array_equal(np.isnan(actual), nan)
     bits = f"u{expected.dtype.itemsize}"
     wrong = (actual.view(bits) != expected.view(bits)) & ~nan
-    assert not wrong.any(), (
-        f"{wrong.sum()} wrong, first {actual[wrong][0]!r}, expected {expected[wrong][0]!r}"
-    )
+    assert not wrong.any(), f"{wrong.sum()} wrong, first {actual[wrong][0]!r}, expected {expected[wrong][0]!r}"
 
 
 def _float32_samples() -> Bits:
@@ -108,7 +110,7 @@ def _hf32(bits: Bits) -> Bits:
     wide = bits.astype(np.int64)
     low, kept = wide % 4096, wide // 4096
     up = (low > 2048) | ((low == 2048) & (kept % 2 == 1))
-    return ((kept + up) * 4096).astype(np.uint32)
+    return np.asarray((kept + up) * 4096, np.uint32)
 
 
 def test_hf32_over_every_exponent() -> None:
@@ -163,9 +165,7 @@ def _float64_samples(dtype: str) -> Bits:
     top = finite[-1] + (finite[-1] - finite[-2]) / 2
     ties = np.append(ties[:: max(1, ties.size // 3000)], top)
     values = np.concatenate([ties, ties * (1 + 2.0**-40), ties * (1 - 2.0**-40), np.nextafter(ties, 0)])
-    smallest = np.array(
-        [0.0, 5e-324, 2.0**-151, 2.0**-150, 2.0**-149, 1e-46, 1e300, 3.4028235e38, 3.40282357e38]
-    )
+    smallest = np.array([0.0, 5e-324, 2.0**-151, 2.0**-150, 2.0**-149, 1e-46, 1e300, 3.4028235e38, 3.40282357e38])
     values = np.concatenate([values, smallest])
     return np.concatenate([values, -values])
 
@@ -197,7 +197,7 @@ def test_float64_specials(dtype: str) -> None:
     assert np.signbit(result[4])
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**15 - 1, 2**15, 2**15 + 1, 3 * 2**15 + 7])
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_any_length(dtype: str, size: int) -> None:
     values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
