@@ -250,20 +250,29 @@ def print_json(record: dict[str, Any], status: str = "ok") -> None:
     write_stdout(json.dumps({"schema": SCHEMA, "status": status, **record}, separators=(",", ":")) + "\n")
 
 
+class _Page(io.StringIO):
+    """Text drawn as for stdout: rich itself ends the process when it writes and meets a broken pipe."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return sys.stdout.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        return sys.stdout.isatty()
+
+
 def print_tables(tables: Sequence[RenderableType]) -> None:
     """Draw tables on stdout: as wide as the terminal, or as they need where there is none."""
     if sys.stdout is None:
         return
-    console = _console(sys.stdout)
+    page = _Page()
+    console = _console(page)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         # In a pipe nobody sees a width: a long path in one piece can be searched for.
         boundless = console.options.update(width=WIDEST)
         console.width = max(80, *(console.measure(table, options=boundless).maximum for table in tables))
-    # Drawn into a string first, since rich ends the process by itself when it meets a broken pipe.
-    with console.capture() as capture:
-        for table in tables:
-            console.print(table)
-    write_stdout("\n".join(line.rstrip() for line in capture.get().split("\n")))
+    console.print(*tables, sep="\n")
+    write_stdout("\n".join(line.rstrip() for line in page.getvalue().split("\n")))
 
 
 def _console(stream: Any) -> Console:
