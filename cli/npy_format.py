@@ -17,7 +17,7 @@ from poolgrad.core.tensors import TensorSpec
 
 from .file_errors import FileError, looks_like, shorten
 from .positioned_io import PositionedFile
-from .tensor_layout import Layout, claimed_bytes
+from .tensor_layout import Layout, claimed_bytes, shape_text
 
 _MAX_HEADER = 10_000
 """numpy's own bound; a plain tensor's header takes about a hundred bytes."""
@@ -35,7 +35,7 @@ def read_header(file: PositionedFile, size: int) -> Layout:
         raise FileError(f"{file.path} holds an object array (Python pickles), which poolgrad never loads")
     nbytes = claimed_bytes(shape, 8 * dtype.itemsize)
     if nbytes is None:
-        raise FileError(f"{file.path}: impossible shape {shorten(str(shape))} of dtype {shorten(stored)}")
+        raise FileError(f"{file.path}: impossible shape {shape_text(shape)} of dtype {shorten(stored)}")
     _check_size(file.path, offset + nbytes, size)
     big_endian = dtype.str.startswith(">") or stored.startswith(">")
     return Layout(name, stored, shape, offset, nbytes, big_endian, fortran_order)

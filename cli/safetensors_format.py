@@ -15,7 +15,7 @@ from poolgrad.core.tensors import TensorSpec
 
 from .file_errors import FileError, looks_like, shorten
 from .positioned_io import PositionedFile
-from .tensor_layout import MAX_BYTES, Layout, claimed_bytes
+from .tensor_layout import MAX_BYTES, Layout, claimed_bytes, shape_text
 
 METADATA = "__metadata__"
 _MAX_HEADER = 100_000_000
@@ -103,8 +103,9 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check_metadata(path: str, metadata: Any) -> None:
-    texts = metadata.values() if isinstance(metadata, dict) else [metadata]
-    if metadata is not None and not all(isinstance(text, str) for text in texts):
+    if metadata is None:
+        return
+    if not (isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())):
         raise FileError(f"{path}: {METADATA} does not map text to text")
 
 
@@ -124,10 +125,10 @@ def _layout(path: str, name: str, entry: Any, start: int) -> Layout:
     dtype, bits = _DTYPES.get(stored, (stored, None))
     nbytes = claimed_bytes(shape, 8 if bits is None else bits)
     if nbytes is None:
-        raise FileError(f"{tensor}: impossible shape {shorten(str(shape))} of dtype {shorten(stored)}")
+        raise FileError(f"{tensor}: impossible shape {shape_text(shape)} of dtype {shorten(stored)}")
     if bits is not None and nbytes != last - first:
         raise FileError(
-            f"{tensor}: shape {shorten(str(shape))} of dtype {stored} is {nbytes} bytes, "
+            f"{tensor}: shape {shape_text(shape)} of dtype {stored} is {nbytes} bytes, "
             f"its data_offsets [{first}, {last}] hold {last - first}"
         )
     return Layout(dtype, stored, tuple(shape), start + first, last - first)

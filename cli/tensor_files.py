@@ -280,10 +280,11 @@ def _choose(path: str, layouts: dict[str, Layout], name: str | None, role: Role)
     if len(layouts) == 1:
         return next(iter(layouts))
     known = [candidate for candidate in _WELL_KNOWN[role] if candidate in layouts]
+    if not layouts:
+        raise FileError(f"{path} holds no tensors")
     if len(known) != 1:
-        raise FileError(
-            f"{path}: which tensor is {role}? It has {_listed(layouts)}; name one as {os.path.basename(path)}:NAME"
-        )
+        named = f"{os.path.basename(path)}:NAME"
+        raise FileError(f"{path}: which tensor is {role}? It has {_listed(layouts)}; name one as {named}")
     return known[0]
 
 

@@ -7,11 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .file_errors import shorten
+
 if TYPE_CHECKING:
     from poolgrad.core.tiles import Box
 
 MAX_BYTES = 2**63 - 1
 """No file is longer; a header that claims more is wrong whatever the file holds."""
+
+_MAX_AXES = 64
+"""numpy's limit. Without one, the product of a megabyte of extents would take for ever."""
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float96", "float128"})
@@ -39,14 +44,24 @@ class Layout:
 def claimed_bytes(shape: Sequence[object], bits: int) -> int | None:
     """Bytes that a header's shape and bits per element come to, in exact integers.
 
-    None where they are impossible: an extent that is no integer or negative, a part of a byte, or more bytes
-    than any file can have.
+    None where they are impossible: an extent that is no integer or negative, more axes than numpy has, a part
+    of a byte, or more bytes than any file can have.
     """
+    if len(shape) > _MAX_AXES:
+        return None
     extents = [extent for extent in shape if type(extent) is int and 0 <= extent <= MAX_BYTES]
     if len(extents) != len(shape):
         return None
     total, rest = divmod(math.prod(extents) * bits, 8)
     return None if rest or total > MAX_BYTES else total
+
+
+def shape_text(shape: Sequence[object]) -> str:
+    """A header's shape for a message, whatever is in it."""
+    try:
+        return shorten(str(shape))
+    except ValueError:  # Python prints no integer of over 4300 digits.
+        return "of astronomical extents"
 
 
 def contiguous_runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
