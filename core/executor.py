@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from .precision import CHUNK, decode, encode
 from .products import CubeMathType, Precision, Product
-from .spread import Gather, base_width, gather, partial_sums, plan_gather, source_range, strategy_of
+from .spread import Gather, at, base_width, gather, partial_sums, plan_gather, strategy_of
 from .status import AclnnError
 from .tensors import STORAGE, TensorSpec
-from .tiles import Box, Tiling, TileSink, TileSource
+from .tiles import Box, TileSink, TileSource, Tiling
 from .windows import Windows
 
 Array = NDArray[Any]
@@ -93,7 +93,12 @@ class Task:
     @property
     def rounds_early(self) -> bool:
         """Whether to round on gradOutput's grid: no cell sums two windows, and rounding commutes with copying."""
-        return self.encodes and not (self.rows.overlap or self.columns.overlap)
+        return self.encodes and not self.overlaps
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether some cell is covered by more than one window."""
+        return self.rows.overlap or self.columns.overlap
 
     @property
     def spread_dtype(self) -> np.dtype[Any]:
@@ -112,6 +117,16 @@ class Task:
             return self.divisor_override
         rows, columns = self.rows.uniform_divisor, self.columns.uniform_divisor
         return None if rows is None or columns is None else rows * columns
+
+    @property
+    def divides_late(self) -> bool:
+        """Whether to divide sums instead of gradOutput.
+
+        Where sums are exact, or nearly, one division then decides how ties round. It takes a divisor common to
+        all windows, and sums that cannot overflow: of float16 values in float32, of any in float64.
+        """
+        holds = self.values == np.float64 or self.grad_output.dtype == "float16" or self.precision is Precision.FP16
+        return holds and self.overlaps and self.divisor is not None
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -246,9 +261,7 @@ def _as_bytes(workspace: Any) -> NDArray[np.uint8]:
             f"the workspace is of type {type(workspace).__name__}; expected a writable buffer, such as a bytearray"
         ) from None
     if view.readonly or not view.c_contiguous:
-        raise AclnnError(
-            "the workspace is not writable and contiguous; expected such as a bytearray or numpy.empty"
-        )
+        raise AclnnError("the workspace is not writable and contiguous; expected such as a bytearray or numpy.empty")
     return np.frombuffer(view.cast("B"), np.uint8)
 
 
@@ -368,9 +381,7 @@ class _Work:
                 if progress:
                     progress(self.done)
 
-    def run_on_threads(
-        self, memories: list[NDArray[np.uint8]], progress: Callable[[int], None] | None
-    ) -> None:
+    def run_on_threads(self, memories: list[NDArray[np.uint8]], progress: Callable[[int], None] | None) -> None:
         """Tiles until none is left, on a thread for each memory. The first error stops all and is raised here."""
         threads = [threading.Thread(target=self._guarded, args=(memory,)) for memory in memories]
         try:
@@ -446,9 +457,7 @@ class _Worker:
         self._columns = plan_gather(task.columns, box.columns.start, box.columns.stop)
         if task.divisor is None:
             rows, columns = (
-                np.asarray(
-                    windows.divisors(windows.indices(plan.windows.start, plan.windows.stop)), task.values
-                )
+                np.asarray(windows.divisors(windows.indices(plan.windows.start, plan.windows.stop)), task.values)
                 for windows, plan in ((task.rows, self._rows), (task.columns, self._columns))
             )
             self._divisor = self._array("divisor", (len(rows), len(columns)), task.values)
@@ -469,6 +478,8 @@ class _Worker:
             return
         result = self._planes("result", target.shape)
         self._gather(half, result, axis2, second)
+        if self._task.divides_late:
+            np.divide(result, self._divisor, out=result)
         self._store(result, target)
 
     def _scale(self, given: Array, place: Array) -> None:
@@ -480,7 +491,10 @@ class _Worker:
         values = self._array("decoded", given.shape, task.values)
         decode(given.reshape(-1), values.reshape(-1), task.grad_output.dtype, task.precision, self._spare())
         if not task.rounds_early:
-            np.divide(values, self._divisor, out=place)
+            if task.divides_late:
+                np.copyto(place, values)
+            else:
+                np.divide(values, self._divisor, out=place)
             return
         np.divide(values, self._divisor, out=values)
         rounded = self._array("rounded", given.shape, task.storage)
@@ -533,16 +547,13 @@ class _Worker:
 
 
 def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, int, int]:
-    planes, rows, columns = (*shape[:axis], extent, *shape[axis + 1 :])
-    return planes, rows, columns
+    extents = list(shape)
+    extents[axis] = extent
+    return extents[0], extents[1], extents[2]
 
 
 def _inside(array: Array, axis: int, plan: Gather) -> Array:
     """The places of windows that exist; the padding around them is set to zero."""
-    before, after = (
-        (slice(None),) * axis + (slice(0, plan.real.start),),
-        (slice(None),) * axis + (slice(plan.real.stop, None),),
-    )
-    array[before] = 0
-    array[after] = 0
-    return array[(slice(None),) * axis + (plan.real,)]
+    array[at(axis, slice(0, plan.real.start))] = 0
+    array[at(axis, slice(plan.real.stop, None))] = 0
+    return array[at(axis, plan.real)]

@@ -199,12 +199,10 @@ def _run_on_arrays(
         raise AclnnError(f"out is {TensorSpec.of(result)}; expected {spec}, as self")
     if not result.flags.writeable:
         raise AclnnError("out is read-only; expected a writable array")
-    if np.may_share_memory(result, grad_output) and np.shares_memory(result, grad_output, max_work=1000):
+    if np.may_share_memory(result, grad_output):
         raise AclnnError("out shares memory with gradOutput; expected an array of its own")
     storage = STORAGE[spec.dtype]
-    executor.run(
-        ArrayTensor(_as_storage(grad_output, storage)), ArrayTensor(_as_storage(result, storage)), workspace
-    )
+    executor.run(ArrayTensor(_as_storage(grad_output, storage)), ArrayTensor(_as_storage(result, storage)), workspace)
     return result
 
 
@@ -215,9 +213,7 @@ def _as_storage(array: NDArray[Any], storage: np.dtype[Any]) -> NDArray[Any]:
 
 def _needs_staging(grad_output: Any, out: Any) -> bool:
     arrays = [array for array in (grad_output, out) if isinstance(array, np.ndarray)]
-    return not all(
-        array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in arrays
-    )
+    return not all(array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in arrays)
 
 
 def _specs(grad_output: Any, self: Any) -> tuple[TensorSpec, TensorSpec]:
@@ -238,9 +234,7 @@ def _rules(product: Product | str, aclnn: str) -> tuple[Rules, Product]:
     rules = RULES[known]
     if rules is None:
         names = ", ".join(item.value for item, taken in RULES.items() if taken)
-        raise AclnnError(
-            f"{aclnn} is not supported on {known.value} ({known.title}); products that do: {names}"
-        )
+        raise AclnnError(f"{aclnn} is not supported on {known.value} ({known.long_name}); products that do: {names}")
     return rules, known
 
 
@@ -254,9 +248,7 @@ def _check_tensors(given: TensorSpec, like: TensorSpec, rules: Rules, product: P
         raise AclnnError(
             f"gradOutput has rank {len(given.shape)} and self rank {len(like.shape)}; expected the same rank"
         )
-    for axis, left, right in zip(
-        "NC" if len(like.shape) == 4 else "C", given.shape, like.shape, strict=False
-    ):
+    for axis, left, right in zip("NC" if len(like.shape) == 4 else "C", given.shape, like.shape, strict=False):
         if left != right:
             raise AclnnError(
                 f"gradOutput has {axis} = {left} and self {axis} = {right}; expected the same (nothing is broadcast)"

@@ -15,7 +15,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 class Product(StrEnum):
     """An Ascend product series; the value is what `--product` takes.
 
-    >>> Product("atlas-a2").title
+    >>> Product("atlas-a2").long_name
     'Atlas A2 training / 800I A2 inference / A200I A2 Box'
     """
 
@@ -26,9 +26,9 @@ class Product(StrEnum):
     ATLAS_200I_500_A2 = "atlas-200i-500-a2"
 
     @property
-    def title(self) -> str:
+    def long_name(self) -> str:
         """The product's name in the CANN documents."""
-        return _TITLES[self]
+        return _LONG_NAMES[self]
 
 
 class CubeMathType(IntEnum):
@@ -61,7 +61,7 @@ class Rules:
         return tuple(self.precision)
 
 
-_TITLES = {
+_LONG_NAMES = {
     Product.ATLAS_A3: "Atlas A3 training / inference",
     Product.ATLAS_A2: "Atlas A2 training / 800I A2 inference / A200I A2 Box",
     Product.ATLAS_INFERENCE: "Atlas inference series",

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -83,6 +84,7 @@ class Gather:
         return self.real != slice(0, self.length)
 
 
+@lru_cache(maxsize=16)
 def plan_gather(windows: Windows, start: int, stop: int) -> Gather:
     """The gather of cells `[start, stop)`."""
     strategy, base = strategy_of(windows), base_width(windows)
@@ -102,9 +104,7 @@ def plan_gather(windows: Windows, start: int, stop: int) -> Gather:
         pieces = _runs(local, width)
     else:
         takes = _takes(local, width, base, windows.widths[1], zero=length - 1)
-    return Gather(
-        first, length, slice(min(real.start, real.stop), real.stop), base, tuple(pieces), tuple(takes)
-    )
+    return Gather(first, length, slice(min(real.start, real.stop), real.stop), base, tuple(pieces), tuple(takes))
 
 
 def source_range(windows: Windows, start: int, stop: int) -> tuple[int, int]:
@@ -116,9 +116,7 @@ def source_range(windows: Windows, start: int, stop: int) -> tuple[int, int]:
     return first, max(first, last)
 
 
-def _phases(
-    local: NDArray[np.intp], width: NDArray[np.intp], cells: int, period: int, shift: int
-) -> Iterator[Piece]:
+def _phases(local: NDArray[np.intp], width: NDArray[np.intp], cells: int, period: int, shift: int) -> Iterator[Piece]:
     for phase in range(min(period, cells)):
         begin, count = int(local[phase]), len(range(phase, cells, period))
         source = slice(begin, begin + (count - 1) * shift + 1, shift)
@@ -160,12 +158,13 @@ def gather(source: Array, out: Array, axis: int, plan: Gather, scratch: Array) -
     """
     terms = _base_terms(source, axis, plan.base, scratch)
     for piece in plan.pieces:
-        _add_up(out[_at(axis, piece.cells)], _terms_of(piece, source, terms, plan.base), axis, piece.source)
+        _add_up(out[at(axis, piece.cells)], _terms_of(piece, source, terms, plan.base), axis, piece.source)
     if plan.takes:
         _take(source, out, axis, plan, terms, scratch)
 
 
-def _at(axis: int, places: slice) -> tuple[slice, ...]:
+def at(axis: int, places: slice) -> tuple[slice, ...]:
+    """Index of `places` along an axis."""
     return (slice(None),) * axis + (places,)
 
 
@@ -178,8 +177,8 @@ def _base_terms(source: Array, axis: int, width: int, scratch: Array) -> list[Te
         shape = (*source.shape[:axis], length, *source.shape[axis + 1 :])
         total = scratch[index * source.size :][: math.prod(shape)].reshape(shape)
         np.add(
-            half[_at(axis, slice(0, length))],
-            half[_at(axis, slice(wide // 2, wide // 2 + length))],
+            half[at(axis, slice(0, length))],
+            half[at(axis, slice(wide // 2, wide // 2 + length))],
             out=total,
         )
         sums[wide] = total
@@ -199,8 +198,7 @@ def _terms_of(piece: Piece, source: Array, base_terms: list[Term], base: int) ->
 
 def _add_up(out: Array, terms: list[Term], axis: int, places: slice) -> None:
     moved = [
-        array[_at(axis, slice(places.start + offset, places.stop + offset, places.step))]
-        for array, offset in terms
+        array[at(axis, slice(places.start + offset, places.stop + offset, places.step))] for array, offset in terms
     ]
     if not moved:
         out[...] = 0

@@ -11,7 +11,11 @@ import numpy as np
 ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element of the dtypes that some product takes."""
 
-STORAGE = {"float32": np.dtype(np.float32), "float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.uint16)}
+STORAGE: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.uint16),
+    "bfloat16": np.dtype(np.uint16),
+}
 """How tiles carry each dtype: 16-bit floats as their bits, so that both go through the same arithmetic."""
 
 

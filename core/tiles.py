@@ -69,9 +69,7 @@ class Tiling:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Number of tiles along each axis."""
-        planes, rows, columns = (
-            -(-extent // size) for extent, size in zip(self.extents, self.tile, strict=True)
-        )
+        planes, rows, columns = (-(-extent // size) for extent, size in zip(self.extents, self.tile, strict=True))
         return planes, rows, columns
 
     def __len__(self) -> int:

@@ -108,11 +108,13 @@ class PoolWindows(Windows):
         return cls(cells, count, kernel, stride, padding, count_include_pad, reach, lead, step)
 
     def cover(self, cells: Indices) -> tuple[Indices, Indices]:
+        """As of `Windows`."""
         hi = (cells + self.lead) // self.step + 1
         lo = (cells + self.lead - self.reach) // self.step + 1
         return lo, hi
 
     def divisors(self, windows: Indices) -> Indices:
+        """As of `Windows`."""
         start = windows * self.stride - self.padding
         end = np.minimum(start + self.kernel, self.cells + self.padding)
         if self.count_include_pad:
@@ -121,18 +123,22 @@ class PoolWindows(Windows):
 
     @property
     def period(self) -> int:
+        """As of `Windows`."""
         return self.step
 
     @property
     def shift(self) -> int:
+        """As of `Windows`."""
         return 1
 
     @property
     def widths(self) -> tuple[int, int]:
+        """As of `Windows`."""
         return self.reach // self.step, -(-self.reach // self.step)
 
     @property
     def uniform_divisor(self) -> int | None:
+        """As of `Windows`."""
         border = self.padding if self.count_include_pad else 0
         first = -self.padding
         last = (self.count - 1) * self.stride - self.padding
@@ -156,23 +162,28 @@ class AdaptiveWindows(Windows):
     """
 
     def cover(self, cells: Indices) -> tuple[Indices, Indices]:
+        """As of `Windows`."""
         # floor(o*n/m) <= i < ceil((o+1)*n/m), solved for o: the same formula with n and m exchanged.
         return cells * self.count // self.cells, -(-(cells + 1) * self.count // self.cells)
 
     def divisors(self, windows: Indices) -> Indices:
+        """As of `Windows`."""
         start = windows * self.cells // self.count
         return np.asarray(-(-(windows + 1) * self.cells // self.count) - start)
 
     @property
     def period(self) -> int:
+        """As of `Windows`."""
         return self.cells // math.gcd(self.cells, self.count)
 
     @property
     def shift(self) -> int:
+        """As of `Windows`."""
         return self.count // math.gcd(self.cells, self.count)
 
     @property
     def widths(self) -> tuple[int, int]:
+        """As of `Windows`."""
         if self.count % self.cells == 0:
             return self.count // self.cells, self.count // self.cells
         if self.cells % self.count == 0:
@@ -182,6 +193,7 @@ class AdaptiveWindows(Windows):
 
     @property
     def uniform_divisor(self) -> int | None:
+        """As of `Windows`."""
         return self.cells // self.count if self.cells % self.count == 0 else None
 
     @property
