@@ -659,13 +659,14 @@ def test_mutated_safetensors_are_judged_as_by_the_library(tmp_path: Path) -> Non
     header = json.dumps({"a": entry((1, 2, 2), (0, 16)), "b": entry((3,), (16, 22), "BF16")}).encode()
     good, rng, judged = st_bytes(header, bytes(22)), random.Random(1), {True: 0, False: 0}
     path = tmp_path / "a.safetensors"
+    deserialize: Any = safetensors.deserialize
     for number in range(4000):
         bad = mutated(good, 8 + len(header), rng)
         if number % 2:
             bad = with_true_length(bad, len(header), len(bad) - len(good))
         path.write_bytes(bad)
         try:
-            expected = {item[0]: tuple(item[1]["shape"]) for item in safetensors.deserialize(bad)}
+            expected = {item[0]: tuple(item[1]["shape"]) for item in deserialize(bad)}
         except safetensors.SafetensorError:
             expected = {}
         found = listed_shapes(path)
@@ -1001,6 +1002,26 @@ def test_a_write_error_leaves_the_old_target(
     needs = r" \(968 bytes are needed\)" if call == "posix_fallocate" else ""
     with pytest.raises(FileError, match=f"cannot write .*a.npy: {os.strerror(number)}{needs}$"):
         save(tmp_path / "a.npy", array)
+    assert (tmp_path / "a.npy").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.npy"]
+
+
+@pytest.mark.usefixtures("temporary")
+def test_an_error_that_comes_with_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = sample("float32")
+    (tmp_path / "a.npy").write_bytes(b"old")
+    close = os.close
+
+    def close_and_fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with create_tensor(str(tmp_path / "a.npy"), TensorSpec.of(array), []) as output:
+        write_all(output, array)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", close_and_fail)
+            with pytest.raises(FileError, match=r"cannot write .*a\.npy: Disk quota exceeded"):
+                output.commit()
     assert (tmp_path / "a.npy").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.npy"]
 
