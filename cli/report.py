@@ -132,7 +132,7 @@ def _outcome_table(outcome: Outcome) -> Table:
 
 def _call_rows(executor: Executor) -> Iterator[tuple[str, str]]:
     yield "operator", f"{executor.operator} ({executor.aclnn})"
-    yield "product", f"{executor.product.value} ({executor.product.title})"
+    yield "product", f"{executor.product.value} ({executor.product.long_name})"
     cube_math_type = executor.cube_math_type
     if cube_math_type is not None:
         yield "cubeMathType", f"{int(cube_math_type)} {cube_math_type.name}\n{_meaning(executor)}"

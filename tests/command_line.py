@@ -75,7 +75,7 @@ def environment(**changes: str) -> dict[str, str]:
 def poolgrad_process(*arguments: object, code: str = ENTRY, **changes: str) -> Result:
     """Run a command line in a process of its own, its output in pipes."""
     words = [item if isinstance(item, bytes) else os.fsencode(str(item)) for item in arguments]
-    command = [sys.executable, "-c", code, *words]
+    command: list[str | bytes] = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, env=environment(**changes), capture_output=True, timeout=60, check=False)
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
