@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from .precision import CHUNK, decode, encode
 from .products import CubeMathType, Precision, Product
-from .spread import Gather, at, base_width, gather, partial_sums, plan_gather, strategy_of
+from .spread import Gather, at, gather, plan_gather, scratch_size, strategy_of
 from .status import AclnnError
 from .tensors import STORAGE, TensorSpec
 from .tiles import Box, TileSink, TileSource, Tiling
@@ -107,8 +107,20 @@ class Task:
 
     @property
     def columns_first(self) -> bool:
-        """Whether spreading along columns first leaves less between the passes."""
-        return self.rows.count * self.columns.cells <= self.rows.cells * self.columns.count
+        """Whether to spread along columns first: by the elements of each pass, those along columns at four to one."""
+        rows, columns = self.rows, self.columns
+        first = 4 * rows.count * columns.cells + rows.cells * columns.cells
+        return first <= rows.cells * columns.count + 4 * rows.cells * columns.cells
+
+    @property
+    def planes_innermost(self) -> bool:
+        """Whether the arrays between are laid out with planes innermost: numpy's inner loops are then long."""
+        return self.columns.cells <= NARROW_PLANE
+
+    @property
+    def columns_contiguous(self) -> bool:
+        """Whether neighbours in a row are neighbours in memory."""
+        return not self.planes_innermost
 
     @property
     def divisor(self) -> int | None:
@@ -120,13 +132,21 @@ class Task:
 
     @property
     def divides_late(self) -> bool:
-        """Whether to divide sums instead of gradOutput.
+        """Whether to divide sums instead of gradOutput, which takes a divisor common to all windows.
 
-        Where sums are exact, or nearly, one division then decides how ties round. It takes a divisor common to
-        all windows, and sums that cannot overflow: of float16 values in float32, of any in float64.
+        The sum of 16-bit values is often exact in float32; one division then decides right how a tie rounds.
         """
-        holds = self.values == np.float64 or self.grad_output.dtype == "float16" or self.precision is Precision.FP16
-        return holds and self.overlaps and self.divisor is not None
+        holds = self.encodes or self.values == np.float64
+        return holds and self.overlaps and self.divisor is not None and self._most_summed <= 2**16
+
+    @property
+    def early_scale(self) -> float:
+        """What gradOutput is multiplied with when sums are divided late: a power of two, so that none overflows."""
+        return float(2.0 ** -(self._most_summed - 1).bit_length()) if self.divides_late else 1.0
+
+    @property
+    def _most_summed(self) -> int:
+        return min(self.rows.widths[1], self.rows.count) * min(self.columns.widths[1], self.columns.count)
 
     @property
     def extents(self) -> tuple[int, int, int]:
@@ -299,26 +319,20 @@ def _tile_elements(task: Task, threads: int) -> int:
 def plan_layout(task: Task, tiling: Tiling, staging: bool) -> Layout:
     """The workspace of a worker for the largest tile of a tiling."""
     planes, height, width = tiling.tile
-    (rows_real, rows_padded), rows_base = _extents(task.rows, height), base_width(task.rows)
-    (columns_real, columns_padded), columns_base = _extents(task.columns, width), base_width(task.columns)
+    rows_real, rows_padded = _extents(task.rows, height, False)
+    columns_real, columns_padded = _extents(task.columns, width, task.columns_contiguous)
     given, out = planes * rows_real * columns_real, planes * height * width
     if task.columns_first:
-        scaled, half = planes * rows_real * columns_padded, planes * rows_padded * width
-        passes = (
-            (columns_base, task.columns, scaled, planes * rows_real * width),
-            (rows_base, task.rows, half, out),
-        )
+        scaled, between = planes * rows_real * columns_padded, planes * rows_real * width
+        half = planes * rows_padded * width
     else:
-        scaled, half = planes * rows_padded * columns_real, planes * height * columns_padded
-        passes = (
-            (rows_base, task.rows, scaled, planes * height * columns_real),
-            (columns_base, task.columns, half, out),
-        )
+        scaled, between = planes * rows_padded * columns_real, planes * height * columns_real
+        half = planes * height * columns_padded
+    by_columns, by_rows = ((scaled, between), (half, out))[:: 1 if task.columns_first else -1]
     gathers = (
-        len(partial_sums(base)) * size + (reach if strategy_of(windows) == "take" else 0)
-        for base, windows, size, reach in passes
+        scratch_size(task.columns, task.columns_contiguous, *by_columns),
+        scratch_size(task.rows, False, *by_rows),
     )
-    innermost = _planes_innermost(task, tiling)
     whole_rows = width == task.columns.cells
     item, value, moved = task.storage.itemsize, task.values.itemsize, task.spread_dtype.itemsize
     casts = task.encodes and not task.rounds_early
@@ -330,27 +344,23 @@ def plan_layout(task: Task, tiling: Tiling, staging: bool) -> Layout:
         "scaled": scaled * moved,
         "half": half * moved,
         "gather": max(gathers) * moved,
-        "result": out * moved if casts or innermost else 0,
-        "encoded": out * item if casts and innermost else 0,
-        "spare": 16 * min(CHUNK, max(given, out)) if task.decodes or task.encodes else 0,
+        "result": out * moved if casts or task.planes_innermost else 0,
+        "encoded": out * item if casts and task.planes_innermost else 0,
+        "spare": 16 * min(CHUNK, max(given, out)) if task.decodes else 0,
         "write": out * item if staging else 0,
     }
     return Layout.of({name: size for name, size in sizes.items() if size})
 
 
-def _extents(windows: Windows, size: int) -> tuple[int, int]:
-    """Greatest numbers of windows that `size` cells need: that exist, and with padding."""
+def _extents(windows: Windows, size: int, contiguous: bool) -> tuple[int, int]:
+    """Greatest numbers of windows that `size` cells need: that exist, and in the source of a gather."""
     starts = windows.indices(0, -(-windows.cells // size)) * size
     lo, _ = windows.cover(starts)
     _, hi = windows.cover(np.minimum(starts + size, windows.cells) - 1)
     real = np.minimum(hi, windows.count) - np.maximum(lo, 0)
-    strategy = strategy_of(windows)
-    padded = real if strategy == "runs" else hi - lo
+    strategy = strategy_of(windows, contiguous)
+    padded = real if strategy == "few" else hi - lo
     return max(0, int(real.max())), max(0, int(padded.max())) + (strategy == "take")
-
-
-def _planes_innermost(task: Task, tiling: Tiling) -> bool:
-    return task.columns.cells <= NARROW_PLANE and tiling.tile[0] > 1
 
 
 @dataclass
@@ -431,7 +441,7 @@ class _Worker:
         self._task = executor.task
         self._layout = executor.layout
         self._memory = memory
-        self._innermost = _planes_innermost(executor.task, executor.tiling)
+        self._innermost = executor.task.planes_innermost
         self._span: tuple[slice, slice] | None = None
         self._divisor: Any = executor.task.divisor
 
@@ -453,8 +463,8 @@ class _Worker:
         """Plan the gathers and the divisors of a range of rows and columns; most tiles share one."""
         task = self._task
         self._span = (box.rows, box.columns)
-        self._rows = plan_gather(task.rows, box.rows.start, box.rows.stop)
-        self._columns = plan_gather(task.columns, box.columns.start, box.columns.stop)
+        self._rows = plan_gather(task.rows, box.rows.start, box.rows.stop, False)
+        self._columns = plan_gather(task.columns, box.columns.start, box.columns.stop, task.columns_contiguous)
         if task.divisor is None:
             rows, columns = (
                 np.asarray(windows.divisors(windows.indices(plan.windows.start, plan.windows.stop)), task.values)
@@ -463,7 +473,7 @@ class _Worker:
             self._divisor = self._array("divisor", (len(rows), len(columns)), task.values)
             np.multiply(rows[:, None], columns, out=self._divisor)
         else:
-            self._divisor = task.values.type(task.divisor)
+            self._divisor = task.values.type(task.divisor) * task.values.type(task.early_scale)
 
     def _compute(self, given: Array, target: Array) -> None:
         first, second, axis1, axis2 = self._columns, self._rows, 2, 1
@@ -492,7 +502,7 @@ class _Worker:
         decode(given.reshape(-1), values.reshape(-1), task.grad_output.dtype, task.precision, self._spare())
         if not task.rounds_early:
             if task.divides_late:
-                np.copyto(place, values)
+                np.multiply(values, task.values.type(task.early_scale), out=place)
             else:
                 np.divide(values, self._divisor, out=place)
             return

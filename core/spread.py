@@ -1,17 +1,16 @@
 """The 1-D primitive: `out[i] = sum(source[lo[i]:hi[i]])` along one axis, for a range of cells.
 
-It gathers: each cell adds up the windows that cover it, in an order that depends on the cell alone, so that
-results do not depend on tiles or threads. The source holds the windows `[first, first + length)` that the cells
-need, zeros where no such window exists; there is no subtraction, so NaN and infinity stay where they are.
+It gathers: each cell gets the sum of the windows that cover it, added in an order that depends on the cell alone,
+so that results do not depend on tiles or threads. The source holds the windows `[first, first + length)` that the
+cells need, zeros where no such window exists; there is no subtraction, so NaN and infinity stay where they are.
 
-Which cells are computed in one numpy call is chosen per axis (never per tile: it decides the additions):
+First the sums of every `width` neighbours, for the few widths there are: additions of the whole source to itself,
+moved, in one contiguous numpy call each; from four windows on by way of sums of 2, 4, 8 ... neighbours, so that
+the cost grows with the logarithm of the width. Then copies of them to the cells, by the axis' strategy:
 
+- runs: neighbours covered by the same windows, a broadcast copy; for few, wide windows, and irregular ones;
 - phases: every `period`-th cell, a strided slice; for short periods;
-- runs: neighbours covered by the same windows, a broadcast copy; for few, wide windows;
-- take: all cells by index, with a zero for "no further window"; for the rest.
-
-Sums over four windows and more start from partial sums of 2, 4, 8 ... neighbours, so that the cost grows with
-the logarithm of the width.
+- take: all cells by index, for irregular windows on the axis that is contiguous in memory.
 """
 
 from __future__ import annotations
@@ -25,28 +24,34 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .windows import Windows
+from .windows import Indices, Windows
 
 Array = NDArray[Any]
-Term = tuple[Array, int]
-"""A summand: an array along the axis, and by how much it is moved."""
 
 LONGEST_PERIOD = 8
 SHORTEST_RUN = 16
 
-Strategy = Literal["phases", "runs", "take"]
+Strategy = Literal["few", "phases", "runs", "take"]
 
 
-def strategy_of(windows: Windows) -> Strategy:
-    """How the cells of an axis are grouped into numpy calls."""
-    if windows.count <= 2 or windows.cells >= SHORTEST_RUN * windows.count:
-        return "runs"
-    return "phases" if windows.period <= LONGEST_PERIOD else "take"
+def strategy_of(windows: Windows, contiguous: bool) -> Strategy:
+    """How the cells of an axis are grouped into copies; `few` is `runs` with windows cut to those that exist.
+
+    contiguous: whether the axis' neighbours are neighbours in memory.
+    """
+    if windows.count <= 2 or (windows.cells >= SHORTEST_RUN * windows.count and not windows.overlap):
+        return "few"
+    if windows.period <= LONGEST_PERIOD:
+        return "phases"
+    return "take" if contiguous else "runs"
 
 
-def base_width(windows: Windows) -> int:
-    """How many windows every cell sums in the same way; what a cell has more or less is handled apart."""
-    return 1 if strategy_of(windows) == "runs" else max(1, windows.widths[0])
+def width_range(windows: Windows, strategy: Strategy) -> tuple[int, int]:
+    """Least and greatest number of windows that the cells of an axis sum, those with none apart."""
+    least, greatest = windows.widths
+    if strategy == "few":
+        return 1, max(1, min(greatest, windows.count))
+    return max(1, least), max(1, greatest)
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Gather:
     first: int
     length: int
     real: slice
-    base: int
+    widths: tuple[int, int]
     pieces: tuple[Piece, ...]
     takes: tuple[NDArray[np.intp], ...]
 
@@ -78,42 +83,41 @@ class Gather:
         """The existing windows, by their own numbers."""
         return slice(self.real.start + self.first, self.real.stop + self.first)
 
-    @property
-    def pads(self) -> bool:
-        """Whether the source has places that no window fills."""
-        return self.real != slice(0, self.length)
-
 
 @lru_cache(maxsize=16)
-def plan_gather(windows: Windows, start: int, stop: int) -> Gather:
+def plan_gather(windows: Windows, start: int, stop: int, contiguous: bool) -> Gather:
     """The gather of cells `[start, stop)`."""
-    strategy, base = strategy_of(windows), base_width(windows)
-    first, last = source_range(windows, start, stop)
-    length = last - first + (1 if strategy == "take" else 0)
-    real = slice(min(max(-first, 0), last - first), max(0, min(last, windows.count) - first))
+    strategy = strategy_of(windows, contiguous)
+    widths = width_range(windows, strategy)
+    first, last = source_range(windows, start, stop, strategy)
+    length = last - first + (strategy == "take")
+    begin = min(max(-first, 0), last - first)
+    real = slice(begin, max(begin, min(last, windows.count) - first))
+    known = min(stop, start + windows.period) if strategy == "phases" else stop
+    lo, hi = _cover(windows, windows.indices(start, known), strategy)
+    local, width = (lo - first).astype(np.intp), (hi - lo).astype(np.intp)
     pieces: Iterator[Piece] = iter(())
     takes: Iterator[NDArray[np.intp]] = iter(())
-    known = min(stop, start + windows.period) if strategy == "phases" else stop
-    lo, hi = windows.cover(windows.indices(start, known))
-    if strategy == "runs":
-        lo, hi = np.clip(lo, 0, windows.count), np.clip(hi, 0, windows.count)
-    local, width = (lo - first).astype(np.intp), (hi - lo).astype(np.intp)
     if strategy == "phases":
         pieces = _phases(local, width, stop - start, windows.period, windows.shift)
-    elif strategy == "runs":
-        pieces = _runs(local, width)
+    elif strategy == "take":
+        takes = _takes(local, width, widths, zero=length - 1)
     else:
-        takes = _takes(local, width, base, windows.widths[1], zero=length - 1)
-    return Gather(first, length, slice(min(real.start, real.stop), real.stop), base, tuple(pieces), tuple(takes))
+        pieces = _runs(local, width)
+    return Gather(first, length, real, widths, tuple(pieces), tuple(takes))
 
 
-def source_range(windows: Windows, start: int, stop: int) -> tuple[int, int]:
+def source_range(windows: Windows, start: int, stop: int, strategy: Strategy) -> tuple[int, int]:
     """The windows that the cells `[start, stop)` are gathered from, beyond those that exist where padded."""
-    lo, hi = windows.cover(windows.indices(start, start + 1)), windows.cover(windows.indices(stop - 1, stop))
-    first, last = int(lo[0][0]), int(hi[1][0])
-    if strategy_of(windows) == "runs":
-        first, last = min(max(first, 0), windows.count), min(max(last, 0), windows.count)
-    return first, max(first, last)
+    lo, hi = _cover(windows, windows.indices(0, 2) * (stop - 1 - start) + start, strategy)
+    return int(lo[0]), max(int(lo[0]), int(hi[1]))
+
+
+def _cover(windows: Windows, cells: Indices, strategy: Strategy) -> tuple[Indices, Indices]:
+    lo, hi = windows.cover(cells)
+    if strategy == "few":
+        lo, hi = np.clip(lo, 0, windows.count), np.clip(hi, 0, windows.count)
+    return lo, hi
 
 
 def _phases(local: NDArray[np.intp], width: NDArray[np.intp], cells: int, period: int, shift: int) -> Iterator[Piece]:
@@ -131,15 +135,16 @@ def _runs(local: NDArray[np.intp], width: NDArray[np.intp]) -> Iterator[Piece]:
 
 
 def _takes(
-    local: NDArray[np.intp], width: NDArray[np.intp], base: int, greatest: int, zero: int
+    local: NDArray[np.intp], width: NDArray[np.intp], widths: tuple[int, int], zero: int
 ) -> Iterator[NDArray[np.intp]]:
+    least, greatest = widths
     yield np.where(width > 0, local, zero)
-    for further in range(base, greatest):
+    for further in range(least, greatest):
         yield np.where(width > further, local + further, zero)
 
 
 def partial_sums(width: int) -> list[int]:
-    """Widths of the partial sums by doubling that a sum of `width` windows starts from.
+    """Widths of the sums by doubling that the sum of `width` neighbours starts from.
 
     >>> partial_sums(3), partial_sums(4), partial_sums(63)
     ([], [2], [2, 4, 8, 16])
@@ -151,16 +156,34 @@ def partial_sums(width: int) -> list[int]:
     return widths
 
 
-def gather(source: Array, out: Array, axis: int, plan: Gather, scratch: Array) -> None:
-    """`out` along `axis` from `source`, both of the same dtype and extents else.
+def scratch_size(windows: Windows, contiguous: bool, source_size: int, out_size: int) -> int:
+    """Elements of scratch that `gather` needs for the cells of an axis."""
+    strategy = strategy_of(windows, contiguous)
+    least, greatest = width_range(windows, strategy)
+    sums = len(partial_sums(least)) + (least > 1)
+    if strategy == "take":
+        return sums * source_size + out_size
+    return (sums + greatest - least) * source_size
 
-    scratch: flat, of the same dtype: `source.size` for each of `partial_sums`, and `out.size` for takes.
+
+def gather(source: Array, out: Array, axis: int, plan: Gather, scratch: Array) -> None:
+    """`out` along `axis` from `source`, both of the same dtype and extents else; the source is contiguous.
+
+    scratch: flat, of the same dtype, `scratch_size` elements.
     """
-    terms = _base_terms(source, axis, plan.base, scratch)
-    for piece in plan.pieces:
-        _add_up(out[at(axis, piece.cells)], _terms_of(piece, source, terms, plan.base), axis, piece.source)
+    least, greatest = plan.widths
+    slots = (scratch[start:][: source.size] for start in range(0, scratch.size, max(1, source.size)))
+    step = math.prod(source.shape[axis + 1 :])
+    total = _base_sum(source.reshape(-1), step, least, slots).reshape(source.shape)
     if plan.takes:
-        _take(source, out, axis, plan, terms, scratch)
+        return _take(source, total, out, axis, plan.takes, scratch[scratch.size - out.size :])
+    sums = {least: total}
+    for width in range(least + 1, greatest + 1):
+        sums[width] = next(slots).reshape(source.shape)
+        _add_moved(sums[width - 1].reshape(-1), source.reshape(-1), (width - 1) * step, sums[width].reshape(-1))
+    for piece in plan.pieces:
+        out[at(axis, piece.cells)] = sums[piece.width][at(axis, piece.source)] if piece.width else 0
+    return None
 
 
 def at(axis: int, places: slice) -> tuple[slice, ...]:
@@ -168,57 +191,42 @@ def at(axis: int, places: slice) -> tuple[slice, ...]:
     return (slice(None),) * axis + (places,)
 
 
-def _base_terms(source: Array, axis: int, width: int, scratch: Array) -> list[Term]:
-    """Terms whose sum is that of `width` neighbours, the widest partial sums first."""
-    sums = {1: source}
-    for index, wide in enumerate(partial_sums(width)):
-        half = sums[wide // 2]
-        length = source.shape[axis] - wide + 1
-        shape = (*source.shape[:axis], length, *source.shape[axis + 1 :])
-        total = scratch[index * source.size :][: math.prod(shape)].reshape(shape)
-        np.add(
-            half[at(axis, slice(0, length))],
-            half[at(axis, slice(wide // 2, wide // 2 + length))],
-            out=total,
-        )
-        sums[wide] = total
-    terms, offset = [], 0
-    for wide in sorted(sums, reverse=True):
-        while width - offset >= wide:
-            terms.append((sums[wide], offset))
-            offset += wide
-    return terms
+def _base_sum(source: Array, step: int, width: int, slots: Iterator[Array]) -> Array:
+    """Sums of `width` elements `step` apart, from each element on; those that reach past the end are undefined."""
+    if width == 1:
+        return source
+    partial = {1: source}
+    for wide in partial_sums(width):
+        partial[wide] = next(slots)
+        _add_moved(partial[wide // 2], partial[wide // 2], wide // 2 * step, partial[wide])
+    terms, moved = [], 0
+    for wide in sorted(partial, reverse=True):
+        while width - moved >= wide:
+            terms.append((partial[wide], moved * step))
+            moved += wide
+    (first, _), (second, offset), *others = terms
+    total = next(slots)
+    _add_moved(first, second, offset, total)
+    for further, offset in others:
+        _add_moved(total, further, offset, total)
+    return total
 
 
-def _terms_of(piece: Piece, source: Array, base_terms: list[Term], base: int) -> list[Term]:
-    if piece.width < base:
-        return []
-    return base_terms + [(source, further) for further in range(base, piece.width)]
+def _add_moved(left: Array, right: Array, offset: int, out: Array) -> None:
+    """`out[i] = left[i] + right[i + offset]`, flat: sums across the end of a row are made too, and not used."""
+    length = max(0, left.size - offset)
+    np.add(left[:length], right[offset:], out=out[:length])
 
 
-def _add_up(out: Array, terms: list[Term], axis: int, places: slice) -> None:
-    moved = [
-        array[at(axis, slice(places.start + offset, places.stop + offset, places.step))] for array, offset in terms
-    ]
-    if not moved:
-        out[...] = 0
-    elif len(moved) == 1:
-        np.copyto(out, moved[0])
-    else:
-        np.add(moved[0], moved[1], out=out)
-    for further in moved[2:]:
-        np.add(out, further, out=out)
-
-
-def _take(source: Array, out: Array, axis: int, plan: Gather, terms: list[Term], scratch: Array) -> None:
-    """By index. A zero stands for a window that a cell lacks, so only a base of one may have cells without."""
-    taken = scratch[len(partial_sums(plan.base)) * source.size :][: out.size].reshape(out.shape)
-    indices = [(array, plan.takes[0] + offset) for array, offset in terms]
-    indices += [(source, index) for index in plan.takes[1:]]
-    for number, (array, index) in enumerate(indices):
+def _take(
+    source: Array, total: Array, out: Array, axis: int, takes: tuple[NDArray[np.intp], ...], scratch: Array
+) -> None:
+    """By index; where a cell lacks a window that others have, it adds the zero at the source's end."""
+    taken = scratch.reshape(out.shape)
+    for number, indices in enumerate(takes):
         # mode="clip" only because numpy then writes to out= without a copy of its own; no index is outside.
-        np.take(array, index, axis=axis, out=taken, mode="clip")
-        if number == 0:
-            np.copyto(out, taken)
-        else:
+        np.take(source if number else total, indices, axis=axis, out=taken, mode="clip")
+        if number:
             np.add(out, taken, out=out)
+        else:
+            np.copyto(out, taken)
