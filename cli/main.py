@@ -120,10 +120,10 @@ def _explain(error: BaseException) -> Failure:
         case click.ClickException():
             return Failure(USAGE, "USAGE", _usage_message(error))
         case KeyboardInterrupt():
-            return Failure(128 + signal.SIGINT, "INTERRUPTED", "interrupted, nothing was written")
+            return Failure(128 + signal.SIGINT, "INTERRUPTED", "interrupted")
         case Stopped():
             name = signal.Signals(error.signum).name
-            return Failure(128 + error.signum, "TERMINATED", f"terminated by {name}, nothing was written")
+            return Failure(128 + error.signum, "TERMINATED", f"terminated by {name}")
         case MemoryError():
             return Failure(UNUSABLE_FILE, "MEMORY", "not enough memory; a --workspace-limit makes it need less")
         case FileError():

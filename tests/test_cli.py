@@ -673,8 +673,8 @@ FAILURES: list[tuple[BaseException, int, str, str]] = [
     ),
     (MemoryError(), 3, "MEMORY", "not enough memory"),
     (OSError(5, "Input/output error", "g.npy"), 3, "FILE", "^g.npy: Input/output error$"),
-    (KeyboardInterrupt(), 130, "INTERRUPTED", "^interrupted"),
-    (main.Stopped(signal.SIGTERM), 143, "TERMINATED", "^terminated by SIGTERM"),
+    (KeyboardInterrupt(), 130, "INTERRUPTED", "^interrupted$"),
+    (main.Stopped(signal.SIGTERM), 143, "TERMINATED", "^terminated by SIGTERM$"),
     (AclnnError("no such thing"), 2, "ACLNN_ERR_PARAM_INVALID", "^no such thing$"),
 ]
 
