@@ -40,7 +40,7 @@ def _record() -> dict[str, Any]:
 
 
 def _product_record(product: Product, rules: Rules | None) -> dict[str, Any]:
-    record: dict[str, Any] = {"product": product.value, "title": product.title, "supported": rules is not None}
+    record: dict[str, Any] = {"product": product.value, "title": product.long_name, "supported": rules is not None}
     if rules is None:
         return record | {"dtypes": [], "divisor_override": None, "precision": {}}
     precision = {dtype: list(map(_precision_name, outcomes)) for dtype, outcomes in rules.precision.items()}
@@ -71,7 +71,7 @@ def _product_table() -> Table:
     for heading in ("--product", "dtype", "cubeMathType*", "divisorOverride*"):
         table.add_column(heading, overflow="fold")
     for product, rules in RULES.items():
-        name = report.plain(f"{product.value}\n{product.title}")
+        name = report.plain(f"{product.value}\n{product.long_name}")
         table.add_row(name, *map(report.plain, _product_cells(rules)))
     return table
 
