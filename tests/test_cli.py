@@ -336,9 +336,10 @@ def test_markup_and_escapes_in_names_are_shown_not_obeyed(tmp_path: Path) -> Non
 
 
 def test_an_ascii_terminal_gets_ascii(pair: list[Path]) -> None:
-    result = poolgrad_process(*avg2d(pair), PYTHONIOENCODING="ascii")
+    result = poolgrad_process(*avg2d(pair, out="\u00e9.npy"), PYTHONIOENCODING="ascii", PYTHONUTF8="1")
     assert result.code == 0
     assert result.out.isascii()
+    assert "\\xe9.npy" in result.out
     assert "\\u" not in result.out
 
 
@@ -594,7 +595,7 @@ USAGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=lambda value: "-".join(value)[-40:])
+@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=lambda value: value if isinstance(value, str) else "")
 def test_usage_error(arguments: list[str], message: str) -> None:
     result = poolgrad(*arguments)
     command = arguments[:1] if arguments[:1] != ["nonsense"] else []
@@ -609,6 +610,10 @@ def test_usage_error(arguments: list[str], message: str) -> None:
         assert as_json.code == 2
         assert as_json.error == f"{title}: {record.pop('message')}"
         assert record == {"schema": 1, "status": "error", "code": None, "name": "USAGE"}
+
+
+def test_escapes_in_a_usage_error_are_shown_not_obeyed() -> None:
+    assert r"--\x1b[31m\nred" in poolgrad("avg2d", "--\x1b[31m\nred").error
 
 
 def test_a_file_named_like_a_flag(pair: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -757,10 +762,10 @@ def test_an_ignored_signal_stays_ignored(pair: list[Path]) -> None:
 
 
 def test_signal_handlers_are_put_back(pair: list[Path]) -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     assert poolgrad(*avg2d(pair)).code == 0
     assert poolgrad(*avg2d(pair, "-k", "0")).code == 2
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        assert signal.getsignal(signum) is not main._stop
 
 
 # ---- Broken output
