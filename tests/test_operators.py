@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.calls import plan, run
 from tests.cases import LAYERS, NUMERIC, NUMPY, Array, Case, NumericCase, adaptive, avg, normal, random_cases
-from tests.oracle import FORMATS, Pool, average, backward, exact, magnitude, rounded, ulp
+from tests.oracle import FORMATS, Format, Pool, average, backward, exact, magnitude, rounded, ulp
 
-from poolgrad.core import AclnnError, CubeMathType, TensorSpec, avg_pool2d_backward, plan_avg_pool2d_backward
+from poolgrad.core import AclnnError, CubeMathType, TensorSpec, avg_pool2d_backward
 from poolgrad.core.tiles import ArrayTensor, Box
 
 DTYPES = list(NUMPY)
@@ -122,7 +123,7 @@ def test_avg2d_keeps_the_sum_where_only_cells_are_counted(case: Case) -> None:
 
 def _ulps32(values: Array) -> Array:
     """The step of float32 at each magnitude."""
-    return np.exp2(np.maximum(np.frexp(values)[1] - 1, -126) - 23.0)
+    return np.asarray(np.exp2(np.maximum(np.frexp(values)[1] - 1, -126) - 23.0))
 
 
 @pytest.mark.parametrize("case", LAYERS + RANDOM, ids=str)
@@ -143,21 +144,27 @@ def test_float32_is_within_4_ulp_over_long_ranges() -> None:
 
 
 def _assert_rounded(case: Case, dtype: str, accumulate: str, scale: float) -> None:
-    """The correctly rounded 16-bit value, but for near-ties of float32 sums, which may go to the neighbour."""
+    """Rounded once, from a sum that is within 4 ulp (of float32 or float64) of its terms.
+
+    Away from cancellation that is the correctly rounded value but for near-ties, which may go to the neighbour.
+    """
+    case = case.with_planes(
+        *[1] * (len(case.self_shape) - 3), min(1 if "long" in case.name else 2, case.self_shape[-3])
+    )
     g = normal(case.grad_shape, dtype, 4, scale)
-    answer = backward(exact(g), case.self_shape, case.pool)
+    answer, terms = (kernel(exact(g), case.self_shape, case.pool) for kernel in (backward, magnitude))
     right = rounded(answer, dtype).astype(np.float32).astype(NUMPY[dtype])
     result = run(case, g, accumulate=accumulate)
     assert result.dtype == NUMPY[dtype]
     steps = abs(_ordinal(result) - _ordinal(right))
-    if accumulate == "float64":
-        assert steps.max() == 0
-    assert steps.max() <= 1
-    assert (steps > 0).mean() < 0.02
-    terms = magnitude(exact(g), case.self_shape, case.pool)
-    for index in zip(*np.nonzero(steps), strict=True):
-        tie = (Fraction(float(result[index])) + Fraction(float(right[index]))) / 2
-        assert abs(answer[index] - tie) <= 4 * ulp(terms[index], FORMATS["float32"])
+    assert (steps > 0).mean() < (0.03 if accumulate == "float32" else 0.01)
+    slack = FORMATS["float32"] if accumulate == "float32" else Format(53, -1022, 1023)
+    for index in map(tuple, np.argwhere(steps)):
+        allowed = 4 * ulp(terms[index], slack)
+        step = ulp(answer[index], FORMATS[dtype])
+        assert abs(Fraction(float(result[index])) - answer[index]) <= step / 2 + allowed
+        if allowed < step / 4:
+            assert steps[index] == 1
 
 
 def _ordinal(values: Array) -> Array:
@@ -301,20 +308,23 @@ def test_signalling_nans_and_overflow_give_no_warnings(dtype: str, accumulate: s
         assert np.isinf(finite[0, 0, 2]) == (abs(override) == 1)
 
 
+@pytest.mark.parametrize("accumulate", ["float32", "float64"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("override", [0, -3])
-def test_cells_that_no_window_covers_are_plus_zero(dtype: str, override: int) -> None:
+def test_cells_that_no_window_covers_are_plus_zero(dtype: str, override: int, accumulate: str) -> None:
     for case in (
         avg("gaps", (2, 3, 17, 17), (2, 2), (3, 3), divisor_override=override),
         avg("wide-gaps", (2, 3, 40, 50), (3, 2), (13, 17), divisor_override=override),
         avg("tail", (2, 3, 5, 9), (2, 2), (2, 2), divisor_override=override),
         avg("rows", (2, 3, 9, 8), (1, 2), (4, 2), divisor_override=override),
+        avg("overlap-and-gaps", (2, 3, 9, 12), (3, 2), (1, 4), divisor_override=override),
+        avg("overlap-and-tail", (2, 3, 8, 26), (3, 3), (2, 2), divisor_override=override),
     ):
         g = -abs(normal(case.grad_shape, dtype, 9)) - NUMPY[dtype].type(1)
         out = np.full(case.self_shape, 7, NUMPY[dtype])
         covered = backward(np.ones(case.grad_shape), case.self_shape, case.pool) != 0
         assert (~covered).any()
-        result = run(case, g, out=out)
+        result = run(case, g, out=out, accumulate=accumulate)
         bare = result[~covered]
         assert (np.ascontiguousarray(bare).view(f"u{bare.itemsize}") == 0).all()
         assert (result[covered] != 0).all()
@@ -325,7 +335,8 @@ def test_cells_that_no_window_covers_are_plus_zero(dtype: str, override: int) ->
 
 def _least_limit(case: Case, dtype: str, accumulate: str = "float32", **more: Any) -> int:
     """The smallest workspace that a plan takes, by bisection."""
-    low, high = 0, plan(case, dtype, accumulate=accumulate, threads=1, **more).workspace_size
+    low: int = 0
+    high: int = plan(case, dtype, accumulate=accumulate, threads=1, **more).workspace_size
     while high - low > 1:
         middle = (low + high) // 2
         try:
@@ -343,8 +354,8 @@ LARGER = [
     avg("long", (1, 2, 80, 90), (17, 19), (1, 1), (8, 9)),
     avg("long-phases", (1, 2, 80, 90), (17, 19), (3, 2), (8, 9), True),
     avg("gaps", (2, 3, 70, 90), (3, 2), (11, 13), ceil_mode=True),
-    avg("tall", (1, 2, 900, 3), (5, 2), (2, 1), (2, 1)),
-    avg("wide", (1, 2, 3, 900), (2, 5), (1, 2), (1, 2)),
+    avg("tall", (1, 2, 9000, 3), (5, 2), (2, 1), (2, 1)),
+    avg("wide", (1, 2, 3, 9000), (2, 5), (1, 2), (1, 2)),
     avg("narrow", (16, 16, 7, 7), (3, 3), (1, 1), (1, 1)),
     avg("narrow-copy", (16, 16, 8, 8), (2, 2), (2, 2)),
     adaptive("adaptive", (2, 3, 70, 90), (13, 9)),
@@ -371,7 +382,7 @@ def test_tiles_and_threads_do_not_change_a_bit(case: Case, dtype: str, accumulat
         counts.add(made.tile_count)
         assert same_bits(run(case, g, **options), expected), options
     planes = int(np.prod(case.self_shape[:-2]))
-    assert max(counts) > planes, "the limits must force tiles within a plane"
+    assert "narrow" in case.name or max(counts) > planes, "the limits must force tiles within a plane"
     assert len(counts) >= 3
 
 
@@ -387,7 +398,7 @@ def test_tiled_results_agree_with_the_oracle(case: Case) -> None:
     assert np.all(abs(result - expected) <= bound)
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[[Array], Array]] = {
     "C": lambda array: np.ascontiguousarray(array),
     "Fortran": lambda array: np.asfortranarray(array),
     "channels last": lambda array: np.ascontiguousarray(np.moveaxis(array, -3, -1)),
@@ -486,7 +497,7 @@ def test_short_forms_of_the_arguments() -> None:
     g = normal((1, 2, 4, 4), "float32", 18)
     spec = TensorSpec((1, 2, 8, 8), np.float32)
     expected = avg_pool2d_backward(g, spec, (2, 2), (2, 2), (0, 0), False, True, 0)
-    for arguments in (
+    forms: list[tuple[Any, ...]] = [
         (2,),
         ([2],),
         ((2, 2), ()),
@@ -496,7 +507,8 @@ def test_short_forms_of_the_arguments() -> None:
         (np.int64(2), np.array([2, 2]), 0),
         (2, 2, 0, False, True, None),
         (2, 2, 0, False, True, 4),
-    ):
+    ]
+    for arguments in forms:
         assert same_bits(avg_pool2d_backward(g, spec, *arguments), expected), arguments
 
 
@@ -517,19 +529,37 @@ def _arrays(case: Case, dtype: str, seed: int = 20) -> tuple[ArrayTensor, Array,
     return ArrayTensor(g.view(storage)), out, out.view(storage)
 
 
+LONG_AXES = [
+    avg("wide", (1, 1, 4, 1_000_000), (3, 3), (2, 17), (1, 1), True, False),
+    avg("tall", (1, 1, 1_000_000, 4), (3, 3), (2, 2), (1, 1), True, False),
+    adaptive("wide-take", (1, 1, 4, 1_000_000), (3, 333_337)),
+    adaptive("tall-take", (1, 1, 1_000_000, 4), (333_337, 3)),
+    adaptive("wide-runs", (1, 1, 4, 1_000_000), (3, 1)),
+]
+
+
+@pytest.mark.parametrize("staging", [False, True])
+@pytest.mark.parametrize("case", LONG_AXES, ids=str)
+def test_a_run_over_a_long_axis_stays_within_its_workspace(case: Case, staging: bool) -> None:
+    executor = plan(case, "float32", threads=2, staging=staging)
+    source, _, sink = _arrays(case, "float32")
+    workspace = np.empty(executor.workspace_size, np.uint8)
+    assert _peak(lambda: executor.run(source, ArrayTensor(sink), workspace)) < PYTHON_OBJECTS
+
+
 HEAVY = [
     avg("resnet", (4, 16, 112, 112), (3, 3), (2, 2), (1, 1)),
     avg("copy", (4, 16, 112, 112), (2, 2), (2, 2)),
-    avg("long", (4, 16, 96, 96), (16, 16), (1, 1), (8, 8), False, False),
+    avg("long", (4, 16, 120, 120), (16, 16), (1, 1), (8, 8), False, False),
     avg("bands", (1, 1, 1024, 1024), (3, 3), (2, 2), (1, 1), True),
     avg("narrow", (64, 256, 7, 7), (3, 3), (1, 1), (1, 1)),
     adaptive("take", (4, 16, 112, 112), (13, 9)),
     adaptive("runs", (4, 16, 112, 112), (1, 1)),
-    adaptive("up", (4, 16, 56, 56), (100, 100)),
+    adaptive("up", (4, 64, 56, 56), (100, 100)),
 ]
 
-PYTHON_OBJECTS = 300_000
-"""Bytes that a run may allocate beside the workspace: threads, frames, small index arrays."""
+PYTHON_OBJECTS = 400_000
+"""Bytes that a run on two threads may allocate beside the workspace: frames, small index arrays, numpy's buffers."""
 
 
 @pytest.mark.parametrize("staging", [False, True])
@@ -638,7 +668,7 @@ def test_an_executor_runs_again_on_other_data() -> None:
 def test_progress_counts_every_byte_once() -> None:
     case = HEAVY[0]
     for threads in (1, 2):
-        executor = plan(case, "float32", threads=threads, workspace_limit=1_000_000)
+        executor = plan(case, "float32", threads=threads, workspace_limit=200_000)
         source, _, sink = _arrays(case, "float32")
         seen: list[int] = []
         stats = executor.run(source, ArrayTensor(sink), progress=seen.append)
@@ -708,10 +738,18 @@ def test_an_error_of_the_source_or_sink_comes_out(threads: int, where: str, monk
     assert 1 <= len(calls) <= threads < executor.tile_count
 
 
-def test_phase_1_touches_no_data_and_allocates_next_to_nothing() -> None:
-    spec = TensorSpec((1024, 1024, 1024, 1024), "float32"), TensorSpec((1024, 1024, 2048, 2048), "float32")
-    peak = _peak(lambda: plan_avg_pool2d_backward(*spec, 2))
-    assert peak < PYTHON_OBJECTS
+@pytest.mark.parametrize(
+    "case",
+    [
+        avg("many planes", (1024, 1024, 64, 64), (2, 2), (2, 2)),
+        adaptive("many rows", (1, 1, 2**18, 2**20), (1, 1)),
+        adaptive("one tall axis", (1, 1, 2**31, 1), (1, 1)),
+        adaptive("one wide axis", (1, 1, 1, 2**31), (1, 3)),
+    ],
+    ids=str,
+)
+def test_phase_1_allocates_next_to_nothing(case: Case) -> None:
+    assert _peak(lambda: plan(case, "float32")) < PYTHON_OBJECTS
 
 
 def test_what_an_executor_tells() -> None:

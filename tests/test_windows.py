@@ -85,7 +85,7 @@ def test_huge_pool_windows(kernel: int, counted: bool) -> None:
             if axis := _pool_axis(7, kernel, stride, padding, True, counted):
                 _assert_agrees(*axis)
                 checked += 1
-    assert checked >= 9
+    assert checked >= 8
 
 
 def test_huge_adaptive_windows_need_no_wider_integers_than_they_have() -> None:
