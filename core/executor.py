@@ -39,7 +39,6 @@ TILE = 1 << 18
 """Elements of the largest array of a tile."""
 
 TILES_PER_THREAD = 4
-LEAST_TILE = 1 << 10
 
 _ALIGNMENT = 64
 
@@ -292,8 +291,8 @@ def plan_executor(task: Task, threads: int, workspace_limit: int | None, staging
         executor = _planned(task, elements, threads, staging)
         if workspace_limit is None or executor.workspace_size <= workspace_limit:
             return executor
-        if elements > LEAST_TILE:
-            elements = max(LEAST_TILE, elements // 2)
+        if elements > 1:
+            elements //= 2
         elif threads > 1:
             threads = 1
         else:

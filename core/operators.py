@@ -194,6 +194,9 @@ def _run_on_arrays(
     executor: Executor, grad_output: NDArray[Any], workspace: Any, out: NDArray[Any] | None
 ) -> NDArray[Any]:
     spec = executor.grad_input
+    for name, array in (("gradOutput", grad_output), ("out", out)):
+        if not isinstance(array, np.ndarray) and array is not None:
+            raise AclnnError(f"{name} is a {type(array).__name__}; expected a numpy array")
     result = np.empty(spec.shape, grad_output.dtype.newbyteorder("=")) if out is None else out
     if TensorSpec.of(result) != spec:
         raise AclnnError(f"out is {TensorSpec.of(result)}; expected {spec}, as self")
