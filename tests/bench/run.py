@@ -86,7 +86,8 @@ def _machine(options: Options) -> dict[str, str]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    return {**versions, "cpu": _cpu(), "threads": str(options.threads)}
+    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+    return {**versions, "cpu": _cpu(), "threads": str(options.threads), "load before": load}
 
 
 def _cpu() -> str:
