@@ -39,6 +39,8 @@ TILE = 1 << 18
 """Elements of the largest array of a tile."""
 
 TILES_PER_THREAD = 4
+LEAST_TILE = 1 << 8
+"""Elements below which a tile is not made smaller for a workspace limit: its own cost would be all there is."""
 
 _ALIGNMENT = 64
 
@@ -286,13 +288,13 @@ def _as_bytes(workspace: Any) -> NDArray[np.uint8]:
 
 def plan_executor(task: Task, threads: int, workspace_limit: int | None, staging: bool) -> Executor:
     """Tiles as large as a core's cache takes and the limit allows; no more threads than tiles."""
-    elements = _tile_elements(task, threads)
+    elements, least = _tile_elements(task, threads)
     while True:
         executor = _planned(task, elements, threads, staging)
         if workspace_limit is None or executor.workspace_size <= workspace_limit:
             return executor
-        if elements > 1:
-            elements //= 2
+        if elements > least:
+            elements = max(least, elements // 2)
         elif threads > 1:
             threads = 1
         else:
@@ -307,12 +309,15 @@ def _planned(task: Task, elements: int, threads: int, staging: bool) -> Executor
     return Executor(task, tiling, min(threads, len(tiling)), staging, layout)
 
 
-def _tile_elements(task: Task, threads: int) -> int:
-    """Elements of gradInput in a tile, so that the largest array of the two passes is of `TILE` elements."""
+def _tile_elements(task: Task, threads: int) -> tuple[int, int]:
+    """Elements of gradInput in a tile, the usual number and the least, by the largest array of the two passes."""
     planes, *plane = task.extents
     largest = max(task.rows.cells, task.rows.count) * max(task.columns.cells, task.columns.count)
     share = -(-planes * largest // (threads * TILES_PER_THREAD))
-    return max(1, min(TILE, max(share, TILE // 8)) * math.prod(plane) // largest)
+    usual, least = (
+        max(1, size * math.prod(plane) // largest) for size in (min(TILE, max(share, TILE // 8)), LEAST_TILE)
+    )
+    return usual, min(usual, least)
 
 
 def plan_layout(task: Task, tiling: Tiling, staging: bool) -> Layout:
