@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from .precision import CHUNK, decode, encode
 from .products import CubeMathType, Precision, Product
-from .spread import Gather, at, gather, plan_gather, scratch_size, strategy_of
+from .spread import Gather, at, gather, most_cells, plan_gather, scratch_size, source_extent
 from .status import AclnnError
 from .tensors import STORAGE, TensorSpec
 from .tiles import Box, TileSink, TileSource, Tiling
@@ -142,8 +142,12 @@ class Task:
 
     @property
     def early_scale(self) -> float:
-        """What gradOutput is multiplied with when sums are divided late: a power of two, so that none overflows."""
-        return float(2.0 ** -(self._most_summed - 1).bit_length()) if self.divides_late else 1.0
+        """What gradOutput is multiplied with when sums are divided late.
+
+        A power of two, so that no sum overflows; with the divisor's sign, so that empty sums stay +0.
+        """
+        scale = 2.0 ** -(self._most_summed - 1).bit_length()
+        return -scale if (self.divisor or 0) < 0 else scale
 
     @property
     def _most_summed(self) -> int:
@@ -304,7 +308,8 @@ def plan_executor(task: Task, threads: int, workspace_limit: int | None, staging
 
 
 def _planned(task: Task, elements: int, threads: int, staging: bool) -> Executor:
-    tiling = Tiling.of(task.extents, elements)
+    most = most_cells(task.rows, False), most_cells(task.columns, task.columns_contiguous)
+    tiling = Tiling.of(task.extents, elements, most)
     layout = plan_layout(task, tiling, staging)
     return Executor(task, tiling, min(threads, len(tiling)), staging, layout)
 
@@ -323,8 +328,8 @@ def _tile_elements(task: Task, threads: int) -> tuple[int, int]:
 def plan_layout(task: Task, tiling: Tiling, staging: bool) -> Layout:
     """The workspace of a worker for the largest tile of a tiling."""
     planes, height, width = tiling.tile
-    rows_real, rows_padded = _extents(task.rows, height, False)
-    columns_real, columns_padded = _extents(task.columns, width, task.columns_contiguous)
+    rows_real, rows_padded = source_extent(task.rows, height, False)
+    columns_real, columns_padded = source_extent(task.columns, width, task.columns_contiguous)
     given, out = planes * rows_real * columns_real, planes * height * width
     if task.columns_first:
         scaled, between = planes * rows_real * columns_padded, planes * rows_real * width
@@ -354,17 +359,6 @@ def plan_layout(task: Task, tiling: Tiling, staging: bool) -> Layout:
         "write": out * item if staging else 0,
     }
     return Layout.of({name: size for name, size in sizes.items() if size})
-
-
-def _extents(windows: Windows, size: int, contiguous: bool) -> tuple[int, int]:
-    """Greatest numbers of windows that `size` cells need: that exist, and in the source of a gather."""
-    starts = windows.indices(0, -(-windows.cells // size)) * size
-    lo, _ = windows.cover(starts)
-    _, hi = windows.cover(np.minimum(starts + size, windows.cells) - 1)
-    real = np.minimum(hi, windows.count) - np.maximum(lo, 0)
-    strategy = strategy_of(windows, contiguous)
-    padded = real if strategy == "few" else hi - lo
-    return max(0, int(real.max())), max(0, int(padded.max())) + (strategy == "take")
 
 
 @dataclass
@@ -446,7 +440,7 @@ class _Worker:
         self._layout = executor.layout
         self._memory = memory
         self._innermost = executor.task.planes_innermost
-        self._span: tuple[slice, slice] | None = None
+        self._span: tuple[slice | None, slice | None] = (None, None)
         self._divisor: Any = executor.task.divisor
 
     def run(self, box: Box, source: TileSource, sink: TileSink) -> tuple[float, float, float, float]:
@@ -466,9 +460,12 @@ class _Worker:
     def _enter(self, box: Box) -> None:
         """Plan the gathers and the divisors of a range of rows and columns; most tiles share one."""
         task = self._task
+        if box.rows != self._span[0]:
+            self._rows = plan_gather(task.rows, box.rows.start, box.rows.stop, False)
+        if box.columns != self._span[1]:
+            start, stop = box.columns.start, box.columns.stop
+            self._columns = plan_gather(task.columns, start, stop, task.columns_contiguous)
         self._span = (box.rows, box.columns)
-        self._rows = plan_gather(task.rows, box.rows.start, box.rows.stop, False)
-        self._columns = plan_gather(task.columns, box.columns.start, box.columns.stop, task.columns_contiguous)
         if task.divisor is None:
             rows, columns = (
                 np.asarray(windows.divisors(windows.indices(plan.windows.start, plan.windows.stop)), task.values)
@@ -477,7 +474,8 @@ class _Worker:
             self._divisor = self._array("divisor", (len(rows), len(columns)), task.values)
             np.multiply(rows[:, None], columns, out=self._divisor)
         else:
-            self._divisor = task.values.type(task.divisor) * task.values.type(task.early_scale)
+            scale = task.early_scale if task.divides_late else 1
+            self._divisor = task.values.type(task.divisor) * task.values.type(scale)
 
     def _compute(self, given: Array, target: Array) -> None:
         first, second, axis1, axis2 = self._columns, self._rows, 2, 1

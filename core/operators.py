@@ -143,7 +143,7 @@ def plan_avg_pool2d_backward(
         "avg2d", "aclnnAvgPool2dBackward", product, mode, precision, _accumulate(accumulate), given, like,
         rows, columns, override,
     )  # fmt: skip
-    return plan_executor(task, _threads(threads), workspace_limit, staging)
+    return plan_executor(task, _threads(threads), _limit(workspace_limit), staging)
 
 
 def plan_adaptive_avg_pool2d_backward(
@@ -173,7 +173,7 @@ def plan_adaptive_avg_pool2d_backward(
         "adaptive2d", "aclnnAdaptiveAvgPool2dBackward", product, None, Precision.AS_IS, _accumulate(accumulate),
         given, like, rows, columns, 0,
     )  # fmt: skip
-    return plan_executor(task, _threads(threads), workspace_limit, staging)
+    return plan_executor(task, _threads(threads), _limit(workspace_limit), staging)
 
 
 def output_size(cells: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
@@ -223,7 +223,7 @@ def _specs(grad_output: Any, self: Any) -> tuple[TensorSpec, TensorSpec]:
     for name, tensor in (("gradOutput", grad_output), ("self", self)):
         if tensor is None:
             raise missing(name)
-        if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
+        if not isinstance(tensor, np.ndarray | TensorSpec):
             raise AclnnError(f"{name} is a {type(tensor).__name__}; expected a numpy array or a TensorSpec")
     return TensorSpec.of(grad_output), TensorSpec.of(self)
 
@@ -396,6 +396,13 @@ def _threads(value: int | None) -> int:
     (number,) = _integers("threads", (value,))
     if number < 1:
         raise AclnnError(f"threads is {number}; expected at least 1")
+    return number
+
+
+def _limit(value: int | None) -> int | None:
+    if value is None:
+        return None
+    (number,) = _integers("workspace_limit", (value,))
     return number
 
 

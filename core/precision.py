@@ -25,6 +25,8 @@ Float32s = NDArray[np.float32]
 Bits16 = NDArray[np.uint16]
 Spare = NDArray[np.uint32]
 
+_SMALL = 1 << 12
+
 _INFINITY = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _LEAST_NORMAL_16 = np.float32(2.0**-14)
@@ -80,15 +82,15 @@ def _to_odd_float32(values: Floats, spare: Spare) -> Float32s:
     rounding to odd"; float32 has over two bits more than either 16-bit type.
     """
     single = spare[2, : values.size].view(np.float32)
-    bits = single.view(np.uint32)
     np.copyto(single, values, casting="same_kind")
-    residue = spare[:2].reshape(-1).view(np.float64)[: values.size]
-    np.copyto(residue, single)
-    # Infinity where float64 passes float32's range: it is infinity in 16 bits too, and inf - inf is not wanted.
-    exact = (residue == values) | ~np.isfinite(residue)
-    beyond = np.abs(residue) > np.abs(values)
-    np.subtract(bits, 1, out=bits, where=beyond & ~exact)
-    np.bitwise_or(bits, 1, out=bits, where=~exact)
+    # Comparisons make arrays of their own, so in small parts.
+    for start in range(0, values.size, _SMALL):
+        part, double = single[start : start + _SMALL], values[start : start + _SMALL]
+        bits, back = part.view(np.uint32), part.astype(np.float64)
+        # Infinity where float64 passes float32's range: it is infinity in 16 bits too.
+        inexact = (back != double) & np.isfinite(back)
+        np.subtract(bits, 1, out=bits, where=inexact & (np.abs(back) > np.abs(double)))
+        np.bitwise_or(bits, 1, out=bits, where=inexact)
     return single
 
 

@@ -8,28 +8,33 @@ First the sums of every `width` neighbours, for the few widths there are: additi
 moved, in one contiguous numpy call each; from four windows on by way of sums of 2, 4, 8 ... neighbours, so that
 the cost grows with the logarithm of the width. Then copies of them to the cells, by the axis' strategy:
 
-- runs: neighbours covered by the same windows, a broadcast copy; for few, wide windows, and irregular ones;
+- few, runs: neighbours covered by the same windows, a broadcast copy; for few, wide windows, and irregular ones;
 - phases: every `period`-th cell, a strided slice; for short periods;
-- take: all cells by index, for irregular windows on the axis that is contiguous in memory.
+- take: all cells by index; for irregular windows on the axis that is contiguous in memory, or on a long one.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .windows import Indices, Windows
+from .windows import Windows
 
 Array = NDArray[Any]
 
 LONGEST_PERIOD = 8
 SHORTEST_RUN = 16
+MOST_RUNS = 512
+TABLE_CHUNK = 1024
+
+MOST_INDEXED = 4096
+"""Cells of an irregular axis that one gather may have, which bounds the tables of indices."""
 
 Strategy = Literal["few", "phases", "runs", "take"]
 
@@ -43,7 +48,7 @@ def strategy_of(windows: Windows, contiguous: bool) -> Strategy:
         return "few"
     if windows.period <= LONGEST_PERIOD:
         return "phases"
-    return "take" if contiguous else "runs"
+    return "take" if contiguous or windows.cells > MOST_RUNS else "runs"
 
 
 def width_range(windows: Windows, strategy: Strategy) -> tuple[int, int]:
@@ -84,7 +89,11 @@ class Gather:
         return slice(self.real.start + self.first, self.real.stop + self.first)
 
 
-@lru_cache(maxsize=16)
+def most_cells(windows: Windows, contiguous: bool) -> int:
+    """Most cells of an axis that one gather may have."""
+    return MOST_INDEXED if strategy_of(windows, contiguous) == "take" else windows.cells
+
+
 def plan_gather(windows: Windows, start: int, stop: int, contiguous: bool) -> Gather:
     """The gather of cells `[start, stop)`."""
     strategy = strategy_of(windows, contiguous)
@@ -93,54 +102,75 @@ def plan_gather(windows: Windows, start: int, stop: int, contiguous: bool) -> Ga
     length = last - first + (strategy == "take")
     begin = min(max(-first, 0), last - first)
     real = slice(begin, max(begin, min(last, windows.count) - first))
-    known = min(stop, start + windows.period) if strategy == "phases" else stop
-    lo, hi = _cover(windows, windows.indices(start, known), strategy)
-    local, width = (lo - first).astype(np.intp), (hi - lo).astype(np.intp)
     pieces: Iterator[Piece] = iter(())
-    takes: Iterator[NDArray[np.intp]] = iter(())
+    takes: tuple[NDArray[np.intp], ...] = ()
     if strategy == "phases":
-        pieces = _phases(local, width, stop - start, windows.period, windows.shift)
+        pieces = _phases(windows, start, stop, first)
     elif strategy == "take":
-        takes = _takes(local, width, widths, zero=length - 1)
+        takes = _takes(windows, start, stop, first, widths, zero=length - 1)
     else:
-        pieces = _runs(local, width)
-    return Gather(first, length, real, widths, tuple(pieces), tuple(takes))
+        pieces = _runs(windows, start, stop, first, strategy)
+    return Gather(first, length, real, widths, tuple(pieces), takes)
+
+
+def source_extent(windows: Windows, cells: int, contiguous: bool) -> tuple[int, int]:
+    """Most windows that gathers of `cells` cells have: that exist, and in their sources (bounds)."""
+    strategy = strategy_of(windows, contiguous)
+    if cells >= windows.cells:
+        first, last = source_range(windows, 0, windows.cells, strategy)
+        span = last - first
+    else:
+        span = windows.span(cells)
+    real = min(span, windows.count)
+    return real, (real if strategy == "few" else span) + (strategy == "take")
 
 
 def source_range(windows: Windows, start: int, stop: int, strategy: Strategy) -> tuple[int, int]:
     """The windows that the cells `[start, stop)` are gathered from, beyond those that exist where padded."""
-    lo, hi = _cover(windows, windows.indices(0, 2) * (stop - 1 - start) + start, strategy)
-    return int(lo[0]), max(int(lo[0]), int(hi[1]))
+    first, last = _cover(windows, start, strategy)[0], _cover(windows, stop - 1, strategy)[1]
+    return first, max(first, last)
 
 
-def _cover(windows: Windows, cells: Indices, strategy: Strategy) -> tuple[Indices, Indices]:
-    lo, hi = windows.cover(cells)
+def _cover(windows: Windows, cell: int, strategy: Strategy) -> tuple[int, int]:
+    """Range of the windows that cover a cell."""
+    lo, hi = windows.cover(cell)
     if strategy == "few":
-        lo, hi = np.clip(lo, 0, windows.count), np.clip(hi, 0, windows.count)
+        lo, hi = min(max(lo, 0), windows.count), min(max(hi, 0), windows.count)
     return lo, hi
 
 
-def _phases(local: NDArray[np.intp], width: NDArray[np.intp], cells: int, period: int, shift: int) -> Iterator[Piece]:
-    for phase in range(min(period, cells)):
-        begin, count = int(local[phase]), len(range(phase, cells, period))
-        source = slice(begin, begin + (count - 1) * shift + 1, shift)
-        yield Piece(slice(phase, cells, period), source, int(width[phase]))
+def _phases(windows: Windows, start: int, stop: int, first: int) -> Iterator[Piece]:
+    for cell in range(start, min(stop, start + windows.period)):
+        lo, hi = windows.cover(cell)
+        count = len(range(cell, stop, windows.period))
+        source = slice(lo - first, lo - first + (count - 1) * windows.shift + 1, windows.shift)
+        yield Piece(slice(cell - start, stop - start, windows.period), source, hi - lo)
 
 
-def _runs(local: NDArray[np.intp], width: NDArray[np.intp]) -> Iterator[Piece]:
-    changes = np.flatnonzero((np.diff(local) != 0) | (np.diff(width) != 0)) + 1
-    for begin, end in zip([0, *changes.tolist()], [*changes.tolist(), len(local)], strict=True):
-        source = int(local[begin])
-        yield Piece(slice(begin, end), slice(source, source + 1), int(width[begin]))
+def _runs(windows: Windows, start: int, stop: int, first: int, strategy: Strategy) -> Iterator[Piece]:
+    begin = start
+    while begin < stop:
+        lo, hi = _cover(windows, begin, strategy)
+        cells = range(begin, stop)
+        end = begin + bisect_left(cells, True, key=lambda cell: _cover(windows, cell, strategy) != (lo, hi))
+        yield Piece(slice(begin - start, end - start), slice(lo - first, lo - first + 1), hi - lo)
+        begin = end
 
 
 def _takes(
-    local: NDArray[np.intp], width: NDArray[np.intp], widths: tuple[int, int], zero: int
-) -> Iterator[NDArray[np.intp]]:
+    windows: Windows, start: int, stop: int, first: int, widths: tuple[int, int], zero: int
+) -> tuple[NDArray[np.intp], ...]:
     least, greatest = widths
-    yield np.where(width > 0, local, zero)
-    for further in range(least, greatest):
-        yield np.where(width > further, local + further, zero)
+    tables = tuple(np.empty(stop - start, np.intp) for _ in range(greatest - least + 1))
+    for begin in range(start, stop, TABLE_CHUNK):
+        end = min(stop, begin + TABLE_CHUNK)
+        lo, hi = windows.cover(windows.indices(begin, end))
+        local, width = (lo - first).astype(np.intp), (hi - lo).astype(np.intp)
+        part = slice(begin - start, end - start)
+        tables[0][part] = np.where(width > 0, local, zero)
+        for further, table in enumerate(tables[1:], least):
+            table[part] = np.where(width > further, local + further, zero)
+    return tables
 
 
 def partial_sums(width: int) -> list[int]:

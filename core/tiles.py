@@ -53,18 +53,19 @@ class Tiling:
     tile: tuple[int, int, int]
 
     @classmethod
-    def of(cls, extents: tuple[int, int, int], elements: int) -> Tiling:
-        """Tiles of about `elements` elements.
+    def of(cls, extents: tuple[int, int, int], elements: int, most: tuple[int, int] | None = None) -> Tiling:
+        """Tiles of about `elements` elements, of at most `most` rows and columns.
 
         >>> Tiling.of((4, 8, 8), 128).tile, Tiling.of((4, 8, 8), 20).tile, Tiling.of((4, 8, 8), 5).tile
         ((2, 8, 8), (1, 2, 8), (1, 1, 5))
         """
         planes, rows, columns = extents
-        if rows * columns <= elements:
-            return cls(extents, (min(planes, elements // (rows * columns)), rows, columns))
-        if columns <= elements:
-            return cls(extents, (1, elements // columns, columns))
-        return cls(extents, (1, 1, max(1, elements)))
+        most_rows, most_columns = most or (rows, columns)
+        if columns > min(elements, most_columns):
+            return cls(extents, (1, 1, min(elements, most_columns)))
+        if rows > min(elements // columns, most_rows):
+            return cls(extents, (1, min(elements // columns, most_rows), columns))
+        return cls(extents, (min(planes, elements // (rows * columns)), rows, columns))
 
     @property
     def counts(self) -> tuple[int, int, int]:

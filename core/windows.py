@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Indices = NDArray[Any]
-"""int64, or object (Python integers) where int64 could overflow."""
+Indices = Any
+"""A Python integer, or an array of int64, or of Python integers (object) where int64 could overflow."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,10 @@ class Windows(ABC):
     @abstractmethod
     def widths(self) -> tuple[int, int]:
         """Least and greatest `hi - lo` over all cells (a bound; the least may be 0)."""
+
+    @abstractmethod
+    def span(self, cells: int) -> int:
+        """Most windows that `cells` neighbours are covered by (a bound)."""
 
     @property
     @abstractmethod
@@ -136,6 +139,10 @@ class PoolWindows(Windows):
         """As of `Windows`."""
         return self.reach // self.step, -(-self.reach // self.step)
 
+    def span(self, cells: int) -> int:
+        """As of `Windows`."""
+        return -(-(cells - 1 + self.reach) // self.step)
+
     @property
     def uniform_divisor(self) -> int | None:
         """As of `Windows`."""
@@ -190,6 +197,10 @@ class AdaptiveWindows(Windows):
             return 1, 1
         least = -(-self.count // self.cells)
         return least, least + 1
+
+    def span(self, cells: int) -> int:
+        """As of `Windows`."""
+        return -(-cells * self.count // self.cells) + 1
 
     @property
     def uniform_divisor(self) -> int | None:

@@ -67,9 +67,7 @@ def adaptive_windows(cells: int, count: int) -> list[Window]:
     return [Window(start, stop, stop - start) for start, stop in edges]
 
 
-def spread(
-    grad_output: Array, rows: list[Window], columns: list[Window], cells: Pair, override: int = 0
-) -> Array:
+def spread(grad_output: Array, rows: list[Window], columns: list[Window], cells: Pair, override: int = 0) -> Array:
     """The adjoint of `average`: every window gives each of its cells grad_output / divisor."""
     assert grad_output.shape[-2:] == (len(rows), len(columns))
     grad_input = np.zeros((*grad_output.shape[:-2], *cells), grad_output.dtype)

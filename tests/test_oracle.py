@@ -106,10 +106,7 @@ def _with_windows(change: Callable[[Pool, int, int, Window, int], Window]) -> Ke
             return oracle.adaptive_avg_pool2d_backward(g, shape)
         cells = shape[-2], shape[-1]
         axes = [
-            [
-                change(pool, axis, cells[axis], window, o)
-                for o, window in enumerate(pool.windows(axis, cells[axis]))
-            ]
+            [change(pool, axis, cells[axis], window, o) for o, window in enumerate(pool.windows(axis, cells[axis]))]
             for axis in (0, 1)
         ]
         return spread(g, axes[0], axes[1], cells, pool.divisor_override)
