@@ -29,6 +29,7 @@ from .windows import Windows
 Array = NDArray[Any]
 
 LONGEST_PERIOD = 8
+FEW = 64
 SHORTEST_RUN = 16
 MOST_RUNS = 512
 TABLE_CHUNK = 1024
@@ -44,7 +45,8 @@ def strategy_of(windows: Windows, contiguous: bool) -> Strategy:
 
     contiguous: whether the axis' neighbours are neighbours in memory.
     """
-    if windows.count <= 2 or (windows.cells >= SHORTEST_RUN * windows.count and not windows.overlap):
+    long_runs = windows.count <= FEW and windows.cells >= SHORTEST_RUN * windows.count
+    if windows.count <= 2 or (long_runs and windows.widths[1] <= 2):
         return "few"
     if windows.period <= LONGEST_PERIOD:
         return "phases"
