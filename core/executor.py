@@ -12,6 +12,7 @@ out with planes innermost, so that numpy's inner loops are long.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -467,15 +468,26 @@ class _Worker:
             self._columns = plan_gather(task.columns, start, stop, task.columns_contiguous)
         self._span = (box.rows, box.columns)
         if task.divisor is None:
-            rows, columns = (
-                np.asarray(windows.divisors(windows.indices(plan.windows.start, plan.windows.stop)), task.values)
-                for windows, plan in ((task.rows, self._rows), (task.columns, self._columns))
-            )
-            self._divisor = self._array("divisor", (len(rows), len(columns)), task.values)
-            np.multiply(rows[:, None], columns, out=self._divisor)
+            self._divisor = self._divisors(self._rows.windows, self._columns.windows)
         else:
             scale = task.early_scale if task.divides_late else 1
             self._divisor = task.values.type(task.divisor) * task.values.type(scale)
+
+    def _divisors(self, rows: slice, columns: slice) -> Array:
+        """The divisor of each window of a rectangle, made in blocks so that little is allocated."""
+        task, block = self._task, 1024
+        divisors = self._array("divisor", (rows.stop - rows.start, columns.stop - columns.start), task.values)
+        for top, left in itertools.product(range(0, divisors.shape[0], block), range(0, divisors.shape[1], block)):
+            part = divisors[top : top + block, left : left + block]
+            height, width = (
+                np.asarray(windows.divisors(windows.indices(first, first + extent)), task.values)
+                for windows, first, extent in (
+                    (task.rows, rows.start + top, part.shape[0]),
+                    (task.columns, columns.start + left, part.shape[1]),
+                )
+            )
+            np.multiply(height[:, None], width, out=part)
+        return divisors
 
     def _compute(self, given: Array, target: Array) -> None:
         first, second, axis1, axis2 = self._columns, self._rows, 2, 1

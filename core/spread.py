@@ -34,7 +34,7 @@ SHORTEST_RUN = 16
 MOST_RUNS = 512
 TABLE_CHUNK = 1024
 
-MOST_INDEXED = 4096
+MOST_INDEXED = 2048
 """Cells of an irregular axis that one gather may have, which bounds the tables of indices."""
 
 Strategy = Literal["few", "phases", "runs", "take"]
