@@ -30,6 +30,9 @@ _SMALL = 1 << 12
 _INFINITY = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _LEAST_NORMAL_16 = np.float32(2.0**-14)
+_LEAST_NORMAL_16_BITS = np.uint32(0x38800000)
+_OVERFLOW_16 = np.uint32(0x477FF000)
+_TWO_TO_16 = np.uint32(0x47800000)
 
 
 def decode(tile: NDArray[Any], values: Floats, dtype: str, precision: Precision, spare: Spare) -> None:
@@ -147,22 +150,25 @@ def _narrow_float16(values: Float32s, bits: Bits16, spare: Spare) -> None:
     that this leaves in the low bits, plus the exponent moved over, is the float16. Below 2**-14, e stays -14.
     """
     wide = values.view(np.uint32)
-    nan = _nan_mask(values)
     sign, magic = spare[0, : bits.size], spare[1, : bits.size]
     np.right_shift(wide, 16, out=sign)
     np.bitwise_and(sign, 0x8000, out=sign)
     np.bitwise_and(wide, _MAGNITUDE, out=wide)
-    np.minimum(wide, np.uint32(0x47800000), out=wide)
-    np.maximum(wide, np.uint32(0x38800000), out=magic)
+    nan = None
+    if bits.size and wide.max() >= _OVERFLOW_16:
+        nan = wide > _INFINITY
+        np.minimum(wide, _TWO_TO_16, out=wide)
+    np.clip(wide, _LEAST_NORMAL_16_BITS, _TWO_TO_16, out=magic)
     np.bitwise_and(magic, _INFINITY, out=magic)
     np.add(magic, 13 << 23, out=magic)
     np.add(values, magic.view(np.float32), out=values)
     np.subtract(wide, magic, out=wide)
     np.right_shift(magic, 13, out=magic)
-    np.subtract(magic, 126 << 10, out=magic)
     np.add(wide, magic, out=wide)
-    np.bitwise_or(wide, sign, out=wide)
+    np.add(wide, sign, out=wide)
+    # Of the biases, 126 << 10 is left to take off: modulo 2**16, on half the bytes.
     np.copyto(bits, wide, casting="same_kind")
+    np.add(bits, 0x0800, out=bits)
     if nan is not None:
         np.bitwise_or(bits, 0x7E00, out=bits, where=nan)
 
