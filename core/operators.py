@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .executor import Executor, Task, plan_executor
+from .executor import Executor, plan_executor
 from .products import INT64_MAX, INT64_MIN, RULES, CubeMathType, Precision, Product, Rules
 from .status import AclnnError, missing
+from .task import Task
 from .tensors import STORAGE, TensorSpec
 from .tiles import ArrayTensor
 from .windows import AdaptiveWindows, PoolWindows, Windows

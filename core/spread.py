@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .windows import Windows
+from .windows import Cover
 
 Array = NDArray[Any]
 
@@ -40,7 +40,7 @@ MOST_INDEXED = 2048
 Strategy = Literal["few", "phases", "runs", "take"]
 
 
-def strategy_of(windows: Windows, contiguous: bool) -> Strategy:
+def strategy_of(windows: Cover, contiguous: bool) -> Strategy:
     """How the cells of an axis are grouped into copies; `few` is `runs` with windows cut to those that exist.
 
     contiguous: whether the axis' neighbours are neighbours in memory.
@@ -53,7 +53,7 @@ def strategy_of(windows: Windows, contiguous: bool) -> Strategy:
     return "take" if contiguous or windows.cells > MOST_RUNS else "runs"
 
 
-def width_range(windows: Windows, strategy: Strategy) -> tuple[int, int]:
+def width_range(windows: Cover, strategy: Strategy) -> tuple[int, int]:
     """Least and greatest number of windows that the cells of an axis sum, those with none apart."""
     least, greatest = windows.widths
     if strategy == "few":
@@ -72,12 +72,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Gather:
-    """How to gather the cells `[start, stop)` of an axis.
+    """How to gather some cells of an axis.
 
-    first: the window at index 0 of the source; length: its extent, a zero for `take` included;
+    cells: how many; first: the window at index 0 of the source; length: its extent, a zero for `take` included;
     real: which of its indices are windows that exist.
     """
 
+    cells: int
     first: int
     length: int
     real: slice
@@ -91,15 +92,17 @@ class Gather:
         return slice(self.real.start + self.first, self.real.stop + self.first)
 
 
-def most_cells(windows: Windows, contiguous: bool) -> int:
-    """Most cells of an axis that one gather may have."""
-    return MOST_INDEXED if strategy_of(windows, contiguous) == "take" else windows.cells
+def is_indexed(windows: Cover, contiguous: bool) -> bool:
+    """Whether cells are gathered by index, so that a gather may have `MOST_INDEXED` of them."""
+    return strategy_of(windows, contiguous) == "take"
 
 
-def plan_gather(windows: Windows, start: int, stop: int, contiguous: bool) -> Gather:
+def plan_gather(windows: Cover, start: int, stop: int, contiguous: bool) -> Gather:
     """The gather of cells `[start, stop)`."""
     strategy = strategy_of(windows, contiguous)
     widths = width_range(windows, strategy)
+    if start == stop:
+        return Gather(0, 0, 0, slice(0, 0), widths, (), ())
     first, last = source_range(windows, start, stop, strategy)
     length = last - first + (strategy == "take")
     begin = min(max(-first, 0), last - first)
@@ -112,10 +115,10 @@ def plan_gather(windows: Windows, start: int, stop: int, contiguous: bool) -> Ga
         takes = _takes(windows, start, stop, first, widths, zero=length - 1)
     else:
         pieces = _runs(windows, start, stop, first, strategy)
-    return Gather(first, length, real, widths, tuple(pieces), takes)
+    return Gather(stop - start, first, length, real, widths, tuple(pieces), takes)
 
 
-def source_extent(windows: Windows, cells: int, contiguous: bool) -> tuple[int, int]:
+def source_extent(windows: Cover, cells: int, contiguous: bool) -> tuple[int, int]:
     """Most windows that gathers of `cells` cells have: that exist, and in their sources (bounds)."""
     strategy = strategy_of(windows, contiguous)
     if cells >= windows.cells:
@@ -127,13 +130,13 @@ def source_extent(windows: Windows, cells: int, contiguous: bool) -> tuple[int, 
     return real, (real if strategy == "few" else span) + (strategy == "take")
 
 
-def source_range(windows: Windows, start: int, stop: int, strategy: Strategy) -> tuple[int, int]:
+def source_range(windows: Cover, start: int, stop: int, strategy: Strategy) -> tuple[int, int]:
     """The windows that the cells `[start, stop)` are gathered from, beyond those that exist where padded."""
     first, last = _cover(windows, start, strategy)[0], _cover(windows, stop - 1, strategy)[1]
     return first, max(first, last)
 
 
-def _cover(windows: Windows, cell: int, strategy: Strategy) -> tuple[int, int]:
+def _cover(windows: Cover, cell: int, strategy: Strategy) -> tuple[int, int]:
     """Range of the windows that cover a cell."""
     lo, hi = windows.cover(cell)
     if strategy == "few":
@@ -141,7 +144,7 @@ def _cover(windows: Windows, cell: int, strategy: Strategy) -> tuple[int, int]:
     return lo, hi
 
 
-def _phases(windows: Windows, start: int, stop: int, first: int) -> Iterator[Piece]:
+def _phases(windows: Cover, start: int, stop: int, first: int) -> Iterator[Piece]:
     for cell in range(start, min(stop, start + windows.period)):
         lo, hi = windows.cover(cell)
         count = len(range(cell, stop, windows.period))
@@ -149,7 +152,7 @@ def _phases(windows: Windows, start: int, stop: int, first: int) -> Iterator[Pie
         yield Piece(slice(cell - start, stop - start, windows.period), source, hi - lo)
 
 
-def _runs(windows: Windows, start: int, stop: int, first: int, strategy: Strategy) -> Iterator[Piece]:
+def _runs(windows: Cover, start: int, stop: int, first: int, strategy: Strategy) -> Iterator[Piece]:
     begin = start
     while begin < stop:
         lo, hi = _cover(windows, begin, strategy)
@@ -160,7 +163,7 @@ def _runs(windows: Windows, start: int, stop: int, first: int, strategy: Strateg
 
 
 def _takes(
-    windows: Windows, start: int, stop: int, first: int, widths: tuple[int, int], zero: int
+    windows: Cover, start: int, stop: int, first: int, widths: tuple[int, int], zero: int
 ) -> tuple[NDArray[np.intp], ...]:
     least, greatest = widths
     tables = tuple(np.empty(stop - start, np.intp) for _ in range(greatest - least + 1))
@@ -188,7 +191,7 @@ def partial_sums(width: int) -> list[int]:
     return widths
 
 
-def scratch_size(windows: Windows, contiguous: bool, source_size: int, out_size: int) -> int:
+def scratch_size(windows: Cover, contiguous: bool, source_size: int, out_size: int) -> int:
     """Elements of scratch that `gather` needs for the cells of an axis."""
     strategy = strategy_of(windows, contiguous)
     least, greatest = width_range(windows, strategy)

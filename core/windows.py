@@ -1,9 +1,9 @@
 """1-D window geometry of both operators: which windows cover a cell, and what each window divides by.
 
 Seen from an input cell, the windows that cover it are a contiguous range `[lo, hi)` of outputs, for both
-operators. Both are periodic: cell `i + period` is covered by the range of cell `i` moved by `shift`. That is
-what `core/spread` builds on. All index arithmetic is in integers; where a product could pass 2**62 it is in
-Python's own.
+operators: a `Cover`. Both are periodic: cell `i + period` is covered by the range of cell `i` moved by `shift`.
+That is what `core/spread` builds on. All index arithmetic is in integers; where a product could pass 2**62 it is
+in Python's own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Indices = Any
 
 
 @dataclass(frozen=True)
-class Windows(ABC):
-    """The windows of one axis of `cells` input cells and `count` outputs."""
+class Cover(ABC):
+    """Which of `count` sources each of `cells` cells of an axis sums."""
 
     cells: int
     count: int
@@ -33,10 +33,6 @@ class Windows(ABC):
         It is not cut to `[0, count)`: windows that do not exist are to be taken as zeros, so that `hi - lo`
         takes few values and moves periodically.
         """
-
-    @abstractmethod
-    def divisors(self, windows: Indices) -> Indices:
-        """Divisor of this axis for each window."""
 
     @property
     @abstractmethod
@@ -57,11 +53,6 @@ class Windows(ABC):
     def span(self, cells: int) -> int:
         """Most windows that `cells` neighbours are covered by (a bound)."""
 
-    @property
-    @abstractmethod
-    def uniform_divisor(self) -> int | None:
-        """The divisor when every window has the same one, else None."""
-
     def indices(self, start: int, stop: int) -> Indices:
         """The integers of a range, wide enough for this axis' arithmetic."""
         return np.arange(start, stop).astype(np.int64 if self._fits_int64 else object)
@@ -74,6 +65,30 @@ class Windows(ABC):
     def overlap(self) -> bool:
         """Whether some cell is covered by more than one window."""
         return self.widths[1] > 1
+
+
+@dataclass(frozen=True)
+class Windows(Cover):
+    """The windows of one axis: `cells` input cells, `count` outputs."""
+
+    @abstractmethod
+    def divisors(self, windows: Indices) -> Indices:
+        """Divisor of this axis for each window."""
+
+    @property
+    @abstractmethod
+    def uniform_divisor(self) -> int | None:
+        """The divisor when every window has the same one, else None."""
+
+    @property
+    def sums(self) -> Cover | None:
+        """How windows are summed, on as few cells as tell all sums apart; None where no two windows overlap."""
+        return self if self.overlap else None
+
+    @property
+    def copies(self) -> Cover | None:
+        """How those cells are then copied to the input's; None where they are the input's."""
+        return None if self.overlap else self
 
 
 @dataclass(frozen=True)
@@ -111,13 +126,13 @@ class PoolWindows(Windows):
         return cls(cells, count, kernel, stride, padding, count_include_pad, reach, lead, step)
 
     def cover(self, cells: Indices) -> tuple[Indices, Indices]:
-        """As of `Windows`."""
+        """As of the base class."""
         hi = (cells + self.lead) // self.step + 1
         lo = (cells + self.lead - self.reach) // self.step + 1
         return lo, hi
 
     def divisors(self, windows: Indices) -> Indices:
-        """As of `Windows`."""
+        """As of the base class."""
         start = windows * self.stride - self.padding
         end = np.minimum(start + self.kernel, self.cells + self.padding)
         if self.count_include_pad:
@@ -126,26 +141,26 @@ class PoolWindows(Windows):
 
     @property
     def period(self) -> int:
-        """As of `Windows`."""
+        """As of the base class."""
         return self.step
 
     @property
     def shift(self) -> int:
-        """As of `Windows`."""
+        """As of the base class."""
         return 1
 
     @property
     def widths(self) -> tuple[int, int]:
-        """As of `Windows`."""
+        """As of the base class."""
         return self.reach // self.step, -(-self.reach // self.step)
 
     def span(self, cells: int) -> int:
-        """As of `Windows`."""
+        """As of the base class."""
         return -(-(cells - 1 + self.reach) // self.step)
 
     @property
     def uniform_divisor(self) -> int | None:
-        """As of `Windows`."""
+        """As of the base class."""
         border = self.padding if self.count_include_pad else 0
         first = -self.padding
         last = (self.count - 1) * self.stride - self.padding
@@ -169,28 +184,28 @@ class AdaptiveWindows(Windows):
     """
 
     def cover(self, cells: Indices) -> tuple[Indices, Indices]:
-        """As of `Windows`."""
+        """As of the base class."""
         # floor(o*n/m) <= i < ceil((o+1)*n/m), solved for o: the same formula with n and m exchanged.
         return cells * self.count // self.cells, -(-(cells + 1) * self.count // self.cells)
 
     def divisors(self, windows: Indices) -> Indices:
-        """As of `Windows`."""
+        """As of the base class."""
         start = windows * self.cells // self.count
         return np.asarray(-(-(windows + 1) * self.cells // self.count) - start)
 
     @property
     def period(self) -> int:
-        """As of `Windows`."""
+        """As of the base class."""
         return self.cells // math.gcd(self.cells, self.count)
 
     @property
     def shift(self) -> int:
-        """As of `Windows`."""
+        """As of the base class."""
         return self.count // math.gcd(self.cells, self.count)
 
     @property
     def widths(self) -> tuple[int, int]:
-        """As of `Windows`."""
+        """As of the base class."""
         if self.count % self.cells == 0:
             return self.count // self.cells, self.count // self.cells
         if self.cells % self.count == 0:
@@ -199,14 +214,67 @@ class AdaptiveWindows(Windows):
         return least, least + 1
 
     def span(self, cells: int) -> int:
-        """As of `Windows`."""
+        """As of the base class."""
         return -(-cells * self.count // self.cells) + 1
 
     @property
     def uniform_divisor(self) -> int | None:
-        """As of `Windows`."""
+        """As of the base class."""
         return self.cells // self.count if self.cells % self.count == 0 else None
 
     @property
     def _fits_int64(self) -> bool:
         return (self.cells + 1) * (self.count + 1) < 2**62
+
+    @property
+    def sums(self) -> Cover | None:
+        """On runs, where they are clearly fewer than cells: of each window alone and of each two neighbours."""
+        if not self._has_long_runs:
+            return super().sums
+        return PoolWindows.of(2 * self.count - 1, self.count, 3, 2, 1, count_include_pad=True)
+
+    @property
+    def copies(self) -> Cover | None:
+        """From runs to their cells."""
+        return AdaptiveRuns(self.cells, 2 * self.count - 1) if self._has_long_runs else super().copies
+
+    @property
+    def _has_long_runs(self) -> bool:
+        return self.overlap and 8 * self.count <= 3 * self.cells
+
+
+@dataclass(frozen=True)
+class AdaptiveRuns(Cover):
+    """Which run each cell of adaptive2d is in: run 2*o of window o alone, run 2*o+1 of windows o and o+1."""
+
+    def cover(self, cells: Indices) -> tuple[Indices, Indices]:
+        """As of the base class."""
+        lo, hi = self._windows.cover(cells)
+        return lo + hi - 1, lo + hi
+
+    @property
+    def period(self) -> int:
+        """As of the base class."""
+        return self._windows.period
+
+    @property
+    def shift(self) -> int:
+        """As of the base class."""
+        return 2 * self._windows.shift
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """As of the base class."""
+        return 1, 1
+
+    def span(self, cells: int) -> int:
+        """As of the base class."""
+        return 2 * self._windows.span(cells)
+
+    @property
+    def _windows(self) -> AdaptiveWindows:
+        return AdaptiveWindows(self.cells, (self.count + 1) // 2)
+
+    @property
+    def _fits_int64(self) -> bool:
+        return self._windows._fits_int64
