@@ -21,7 +21,7 @@ from .tensors import TensorSpec
 from .tiles import Box, TileSink, TileSource, Tiling
 from .worker import Worker
 
-TILE = 1 << 18
+TILE = 1 << 19
 """Elements of the largest array of a tile."""
 
 TILES_PER_THREAD = 4

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .products import Precision
 
-CHUNK = 1 << 15
+CHUNK = 1 << 17
 
 Floats = NDArray[np.floating[Any]]
 Float32s = NDArray[np.float32]

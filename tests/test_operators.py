@@ -388,7 +388,7 @@ def test_tiles_and_threads_do_not_change_a_bit(case: Case, dtype: str, accumulat
         assert same_bits(run(case, g, **options), expected), options
     planes = int(np.prod(case.self_shape[:-2]))
     assert case.name in WHOLE_PLANES_AT_LEAST or max(counts) > planes, "the limits must force tiles within a plane"
-    assert len(counts) >= 3
+    assert len(counts) >= (2 if case.name in WHOLE_PLANES_AT_LEAST else 3)
 
 
 @pytest.mark.parametrize("case", LARGER, ids=str)
