@@ -21,8 +21,9 @@ from .tensors import TensorSpec
 from .tiles import Box, TileSink, TileSource, Tiling
 from .worker import Worker
 
-TILE = 1 << 19
-"""Elements of the largest array of a tile."""
+TILE = 1 << 20
+NARROW_TILE = (1 << 17) - 16
+"""Elements of the largest array of a tile, and where planes are innermost. What was measured is in `Executor`."""
 
 TILES_PER_THREAD = 4
 LEAST_TILE = 1 << 8
@@ -184,8 +185,9 @@ def _tile_elements(task: Task, threads: int) -> tuple[int, int]:
     planes, *plane = task.extents
     largest = max(task.rows.cells, task.rows.count) * max(task.columns.cells, task.columns.count)
     share = -(-planes * largest // (threads * TILES_PER_THREAD))
+    most = NARROW_TILE if task.planes_innermost else TILE
     usual, least = (
-        max(1, size * math.prod(plane) // largest) for size in (min(TILE, max(share, TILE // 8)), LEAST_TILE)
+        max(1, size * math.prod(plane) // largest) for size in (min(most, max(share, most // 8)), LEAST_TILE)
     )
     return usual, min(usual, least)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ FEW = 64
 SHORTEST_RUN = 16
 MOST_RUNS = 512
 TABLE_CHUNK = 1024
+ZERO = np.zeros((), np.uint8)
 
 MOST_INDEXED = 2048
 """Cells of an irregular axis that one gather may have, which bounds the tables of indices."""
@@ -50,7 +51,8 @@ def strategy_of(windows: Cover, contiguous: bool) -> Strategy:
         return "few"
     if windows.period <= LONGEST_PERIOD:
         return "phases"
-    return "take" if contiguous or windows.cells > MOST_RUNS else "runs"
+    copies = windows.widths[1] == 1
+    return "take" if contiguous or copies or windows.cells > MOST_RUNS else "runs"
 
 
 def width_range(windows: Cover, strategy: Strategy) -> tuple[int, int]:
@@ -63,11 +65,15 @@ def width_range(windows: Cover, strategy: Strategy) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Piece:
-    """Cells computed together: `out[cells]` from windows that start at `source`, `width` each."""
+    """Cells computed together: `out[cells]` from windows that start at `source`, `width` each.
+
+    repeat: how many cells in a row get the same.
+    """
 
     cells: slice
     source: slice
     width: int
+    repeat: int = 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ def plan_gather(windows: Cover, start: int, stop: int, contiguous: bool) -> Gath
     pieces: Iterator[Piece] = iter(())
     takes: tuple[NDArray[np.intp], ...] = ()
     if strategy == "phases":
-        pieces = _phases(windows, start, stop, first)
+        pieces = _phases(windows, start, stop, first) if contiguous else _blocks(windows, start, stop, first)
     elif strategy == "take":
         takes = _takes(windows, start, stop, first, widths, zero=length - 1)
     else:
@@ -150,6 +156,24 @@ def _phases(windows: Cover, start: int, stop: int, first: int) -> Iterator[Piece
         count = len(range(cell, stop, windows.period))
         source = slice(lo - first, lo - first + (count - 1) * windows.shift + 1, windows.shift)
         yield Piece(slice(cell - start, stop - start, windows.period), source, hi - lo)
+
+
+def _blocks(windows: Cover, start: int, stop: int, first: int) -> Iterator[Piece]:
+    """Phases that all copy the same window are written in the order of memory, each window `period` times."""
+    period = windows.period
+    whole = start + (stop - start) // period * period
+    lo, _ = windows.cover(start)
+    if (
+        period == 1
+        or start == whole
+        or any(windows.cover(cell) != (lo, lo + 1) for cell in range(start, start + period))
+    ):
+        yield from _phases(windows, start, stop, first)
+        return
+    source = slice(lo - first, lo - first + (whole - start) // period * windows.shift, windows.shift)
+    yield Piece(slice(0, whole - start), source, 1, period)
+    for rest in _phases(windows, whole, stop, first):
+        yield replace(rest, cells=slice(rest.cells.start + whole - start, stop - start, period))
 
 
 def _runs(windows: Cover, start: int, stop: int, first: int, strategy: Strategy) -> Iterator[Piece]:
@@ -217,8 +241,16 @@ def gather(source: Array, out: Array, axis: int, plan: Gather, scratch: Array) -
         sums[width] = next(slots).reshape(source.shape)
         _add_moved(sums[width - 1].reshape(-1), source.reshape(-1), (width - 1) * step, sums[width].reshape(-1))
     for piece in plan.pieces:
-        out[at(axis, piece.cells)] = sums[piece.width][at(axis, piece.source)] if piece.width else 0
+        values = sums[piece.width][at(axis, piece.source)] if piece.width else ZERO
+        _fill(out[at(axis, piece.cells)], values, axis, piece.repeat)
     return None
+
+
+def _fill(out: Array, values: Array, axis: int, repeat: int) -> None:
+    if repeat > 1:
+        shape = (*out.shape[:axis], out.shape[axis] // repeat, repeat, *out.shape[axis + 1 :])
+        out, values = out.reshape(shape), np.expand_dims(values, axis + 1)
+    np.copyto(out, values, casting="unsafe")
 
 
 def at(axis: int, places: slice) -> tuple[slice, ...]:
@@ -257,11 +289,12 @@ def _take(
     source: Array, total: Array, out: Array, axis: int, takes: tuple[NDArray[np.intp], ...], scratch: Array
 ) -> None:
     """By index; where a cell lacks a window that others have, it adds the zero at the source's end."""
-    taken = scratch.reshape(out.shape)
     for number, indices in enumerate(takes):
+        direct = number == 0 and out.flags.c_contiguous
+        taken = out if direct else scratch.reshape(out.shape)
         # mode="clip" only because numpy then writes to out= without a copy of its own; no index is outside.
         np.take(source if number else total, indices, axis=axis, out=taken, mode="clip")
         if number:
             np.add(out, taken, out=out)
-        else:
+        elif not direct:
             np.copyto(out, taken)
