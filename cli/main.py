@@ -6,13 +6,14 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import click
 
-from . import report
+from . import __version__, report
 from .file_errors import FileError
 from .report import Failure
 
@@ -60,9 +61,7 @@ class LazyGroup(click.Group):
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
-
-    click.echo(f"poolgrad {version('poolgrad')}")
+    click.echo(f"poolgrad {__version__}")
     ctx.exit()
 
 
@@ -179,16 +178,18 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 def _signals_raise() -> Iterator[None]:
     """Turn the signals that end a process into exceptions, but for those that the caller ignores (nohup)."""
     names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    replaced = {}
+    replaced, hook = {}, sys.unraisablehook
     try:
         for signum in [getattr(signal, name) for name in names]:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 replaced[signum] = signal.signal(signum, _stop)
     except ValueError:
         pass  # Not the main thread: the signals are its affair.
+    sys.unraisablehook = lambda dropped: _send_again(dropped, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for signum, handler in replaced.items():
             signal.signal(signum, handler)
 
@@ -199,3 +200,18 @@ def _stop(signum: int, _frame: FrameType | None) -> None:
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     raise Stopped(signum)
+
+
+def _send_again(dropped: Any, otherwise: Callable[[Any], object]) -> None:
+    """Send a signal again whose exception was raised where Python drops it: in a finalizer or a callback."""
+    error = dropped.exc_value
+    if not isinstance(error, KeyboardInterrupt | Stopped):
+        otherwise(dropped)
+        return
+    import _thread
+    import threading
+
+    signum = error.signum if isinstance(error, Stopped) else signal.SIGINT
+    signal.signal(signum, _stop)
+    # Not from here, where the next exception would be dropped as well.
+    threading.Timer(0.01, _thread.interrupt_main, [signum]).start()

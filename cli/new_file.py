@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
+import weakref
 
 from .file_errors import cannot
 from .positioned_io import PositionedFile
 
 _ZEROS = bytes(1 << 20)
+_CLAIM = 1 << 26
 _NO_FALLOCATE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV}
 
 
@@ -32,9 +33,12 @@ class NewFile:
         if not os.path.isdir(folder):
             raise cannot("write", path, f"there is no directory {folder}")
         # The middle is cut, for a name may be as long as the file system takes.
-        unique = f".{name[:50]}.poolgrad-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        unique = f".{name[:50]}.poolgrad-{os.getpid()}-{os.urandom(4).hex()}.tmp"
         self._temporary = os.path.join(folder, unique)
-        self._named = False
+        # From before it exists on, for a signal may cut in anywhere: it runs when nobody holds this object any
+        # more, at the interpreter's end if need be.
+        self._remove = weakref.finalize(self, _remove, self._temporary, os.getpid())
+        self._unnamed = False
         self._file = PositionedFile(self._open(folder), path)
         try:
             if mode is not None and hasattr(os, "fchmod"):
@@ -54,15 +58,11 @@ class NewFile:
     def commit(self) -> None:
         """Take the target's place."""
         try:
-            if not self._named:
-                # src_dir_fd means nothing to an absolute path, but makes Python call linkat, which follows
-                # the link of /proc; plain link would not.
-                descriptor = self._file.descriptor
-                os.link(_proc_path(descriptor), self._temporary, src_dir_fd=descriptor, follow_symlinks=True)
-                self._named = True
-            self._file.close()
-            os.replace(self._temporary, self._target)
-            self._named = False
+            if self._unnamed:
+                self._name_it()
+            else:
+                self._file.close()
+                os.replace(self._temporary, self._target)
         except OSError as error:
             raise cannot("write", self.path, error) from error
         finally:
@@ -72,10 +72,7 @@ class NewFile:
         """Leave nothing behind; without effect after `commit`."""
         with contextlib.suppress(OSError):
             self._file.close()
-        if self._named:
-            self._named = False
-            with contextlib.suppress(OSError):
-                os.unlink(self._temporary)
+        self._remove()
 
     def _open(self, folder: str) -> int:
         """Without a name if possible, which needs /proc to give it one later."""
@@ -83,29 +80,66 @@ class NewFile:
             with contextlib.suppress(OSError):
                 descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
                 if os.path.exists(_proc_path(descriptor)):
+                    self._unnamed = True
                     return descriptor
                 os.close(descriptor)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            descriptor = os.open(self._temporary, flags, 0o666)
+            return os.open(self._temporary, flags, 0o666)
         except OSError as error:
             raise cannot("write", self.path, error) from error
-        self._named = True
-        return descriptor
+
+    def _name_it(self) -> None:
+        """Give the unnamed file the target's name: at once, or, where an old file has it, by way of another.
+
+        A process killed between the two steps of the second way leaves the complete file under that other name.
+        """
+        # Some file systems report a failed write only when a descriptor is closed, and this one is still needed.
+        os.close(os.dup(self._file.descriptor))
+        try:
+            self._link(self._target)
+        except FileExistsError:
+            self._link(self._temporary)
+            os.replace(self._temporary, self._target)
+
+    def _link(self, name: str) -> None:
+        # src_dir_fd means nothing to an absolute path, but makes Python call linkat, which follows the link of
+        # /proc; plain link would not.
+        descriptor = self._file.descriptor
+        os.link(_proc_path(descriptor), name, src_dir_fd=descriptor, follow_symlinks=True)
 
     def _claim(self, size: int) -> None:
         """Claim the file's space; where the system can't, by writing zeros."""
-        if hasattr(os, "posix_fallocate") and size:
-            try:
-                os.posix_fallocate(self._file.descriptor, 0, size)
-            except OSError as error:
-                if error.errno not in _NO_FALLOCATE:
-                    reason = f"{error.strerror} ({size} bytes are needed)"
-                    raise cannot("write", self.path, reason) from error
-            else:
+        try:
+            if hasattr(os, "posix_fallocate") and self._allocate(size):
                 return
+        except OSError as error:
+            raise cannot("write", self.path, f"{error.strerror} ({size} bytes are needed)") from error
         for offset in range(0, size, len(_ZEROS)):
             self._file.write_from(offset, memoryview(_ZEROS)[: size - offset])
+
+    def _allocate(self, size: int) -> bool:
+        """False where the file system has no such call.
+
+        In steps, for on some the C library writes to every block instead, and a signal has to wait for the end of
+        a call; but all at once where there seems to be too little room, for then it should not be filled first.
+        """
+        room = os.fstatvfs(self._file.descriptor)
+        step = _CLAIM if size <= room.f_bavail * room.f_frsize else size
+        try:
+            for offset in range(0, size, step):
+                os.posix_fallocate(self._file.descriptor, offset, min(step, size - offset))
+        except OSError as error:
+            if error.errno in _NO_FALLOCATE:
+                return False
+            raise
+        return True
+
+
+def _remove(temporary: str, owner: int) -> None:
+    if os.getpid() == owner:  # Not in a fork.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
 
 
 def _proc_path(descriptor: int) -> str:

@@ -9,7 +9,6 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from decimal import Decimal
 from typing import Any
 
 import click
@@ -87,6 +86,8 @@ def byte_size(text: str) -> int:
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise click.BadParameter(f"{text!r} is not a size, such as 64MiB, 64MB, 1GiB or a number of bytes.")
+    from decimal import Decimal
+
     return int(Decimal(match[1]) * unit)
 
 

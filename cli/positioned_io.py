@@ -7,6 +7,9 @@ import threading
 
 from .file_errors import FileError, cannot
 
+_MOST = 1 << 24
+"""Bytes of one call: a signal has to wait until it is over."""
+
 
 class PositionedFile:
     """An open file descriptor; `path` is what messages call it.
@@ -24,7 +27,7 @@ class PositionedFile:
         """Fill `view` (of bytes) from `offset` on; a file that ends before that is a FileError."""
         try:
             while len(view):
-                count = self._read_some(offset, view)
+                count = self._read_some(offset, view[:_MOST])
                 if count == 0:
                     raise FileError(f"{self.path} was cut short while it was read")
                 offset, view = offset + count, view[count:]
@@ -41,7 +44,7 @@ class PositionedFile:
         """Write all of `view` (of bytes) from `offset` on."""
         try:
             while len(view):
-                count = self._write_some(offset, view)
+                count = self._write_some(offset, view[:_MOST])
                 offset, view = offset + count, view[count:]
         except OSError as error:
             raise cannot("write", self.path, error) from error

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .file_errors import printable
 
@@ -28,8 +26,7 @@ BAR_AFTER_SECONDS = 1.0
 BAR_INTERVAL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """An error as the user gets it: exit code, name and number for scripts, a line for people."""
 
     exit_code: int
@@ -38,8 +35,7 @@ class Failure:
     code: int | None = None
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Seconds: `read`, `compute` and `write` are busy seconds over all threads, `total` is wall time."""
 
     plan: float
@@ -49,8 +45,7 @@ class Timing:
     total: float
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor as the user named it; `name` is its name inside a safetensors file."""
 
     path: str
@@ -58,8 +53,7 @@ class Tensor:
     spec: TensorSpec
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A finished job."""
 
     executor: Executor
@@ -101,7 +95,7 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
         "grad_input": _tensor_record(outcome.grad_input),
         "workspace_bytes": executor.workspace_size,
         "threads": executor.threads,
-        "timing_s": {name: round(seconds, 9) for name, seconds in asdict(outcome.timing).items()},
+        "timing_s": {name: round(seconds, 9) for name, seconds in outcome.timing._asdict().items()},
         "throughput_gb_s": outcome.throughput_gb_s,
     }
 
@@ -148,7 +142,7 @@ def _tensor_rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 def _cost_rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     workspace = outcome.executor.workspace_size
-    timing = asdict(outcome.timing)
+    timing = outcome.timing._asdict()
     wall = timing.pop("total")
     yield "workspace", f"{workspace:,} bytes ({_binary_size(workspace)})"
     yield "threads", str(outcome.executor.threads)
@@ -247,6 +241,8 @@ def plain(text: str) -> RenderableType:
 
 def print_json(record: dict[str, Any], status: str = "ok") -> None:
     """Print one line of JSON: ASCII, so that undecodable bytes of a path can be told (as lone surrogates)."""
+    import json
+
     write_stdout(json.dumps({"schema": SCHEMA, "status": status, **record}, separators=(",", ":")) + "\n")
 
 

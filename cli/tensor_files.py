@@ -12,9 +12,8 @@ import stat
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from poolgrad.core.tensors import STORAGE, TensorSpec
 from poolgrad.core.tiles import ArrayTensor, Box, TileSource
 
-from . import npy_format, safetensors_format
+from . import npy_format
 from .file_errors import FileError, cannot, printable, shorten
 from .new_file import NewFile
 from .positioned_io import PositionedFile
@@ -40,8 +39,7 @@ _DEFAULT_OUTPUT_NAME = "grad_input"
 _NAMES_SHOWN = 10
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """What tells a file, and its content, from another; `changed` when any of it differs later."""
 
     device: int
@@ -195,11 +193,13 @@ def open_tensor(path_and_name: str, role: Role, bf16_bits: bool) -> OpenTensor:
         if is_npy:
             layout = npy_format.read_header(file, status.st_size)
         else:
+            from . import safetensors_format  # Its json takes milliseconds, which runs on .npy files need not spend.
+
             layouts = safetensors_format.read_header(file, status.st_size)
             name = _choose(path, layouts, name, role)
             layout = layouts[name]
         if bf16_bits and layout.dtype == "uint16":
-            layout = replace(layout, dtype="bfloat16")
+            layout = layout._replace(dtype="bfloat16")
         if layout.dtype not in NUMBER_DTYPES:
             what = path if name is None else f"{path}: tensor '{shorten(name)}'"
             raise FileError(f"{what} has dtype {shorten(layout.stored_dtype)}, expected float32, float16 or bfloat16")
@@ -219,6 +219,8 @@ def create_tensor(path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTen
     _refuse_inputs(path, inputs)
     if is_npy:
         return OutputTensor(path, None, spec, npy_format.header_bytes(spec), inputs)
+    from . import safetensors_format
+
     name = _DEFAULT_OUTPUT_NAME if name is None else name
     if name in ("", safetensors_format.METADATA):
         raise cannot("write", path, f"a tensor cannot be called {name!r}")

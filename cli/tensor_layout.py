@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .file_errors import shorten
 
@@ -24,8 +23,7 @@ NUMBER_DTYPES = _INTEGERS | _FLOATS | {"bool", "complex64", "complex128", "compl
 """The dtypes that a tensor may be opened as. Which of them an operator takes is the operator's to say."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """One tensor in a file.
 
     dtype: its numpy-like name; stored_dtype: the name that the file uses; offset, nbytes: the place of the
