@@ -16,8 +16,8 @@ from .products import CubeMathType, Precision, Product
 from .tensors import STORAGE, TensorSpec
 from .windows import Cover, Windows
 
-NARROW_PLANE = 20
-"""Planes up to this many columns wide are computed with planes innermost."""
+NARROW_PLANE = 7
+"""Planes up to this many columns wide are summed with planes innermost."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Task:
     @property
     def planes_innermost(self) -> bool:
         """Whether the arrays between are laid out with planes innermost: numpy's inner loops are then long."""
-        return self.columns.cells <= NARROW_PLANE
+        return self.overlaps and self.columns.cells <= NARROW_PLANE
 
     @property
     def columns_contiguous(self) -> bool:
