@@ -20,6 +20,7 @@ from .report import Failure
 COMMANDS = {
     "avg2d": "gradInput of aclnnAvgPool2dBackward, from files to a file.",
     "adaptive2d": "gradInput of aclnnAdaptiveAvgPool2dBackward, from files to a file.",
+    "inspect": "What is in tensor files: names, dtypes, shapes, figures, faults.",
     "products": "What each Ascend product takes, and what cubeMathType means.",
 }
 """Each command's name, which is its module's too, and its line in `poolgrad --help`."""

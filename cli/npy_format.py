@@ -17,7 +17,7 @@ from poolgrad.core.tensors import TensorSpec
 
 from .file_errors import FileError, looks_like, shorten
 from .positioned_io import PositionedFile
-from .tensor_layout import Layout, claimed_bytes, shape_text
+from .tensor_layout import Layout, claimed_bytes, shape_text, size_fault
 
 _MAX_HEADER = 10_000
 """numpy's own bound; a plain tensor's header takes about a hundred bytes."""
@@ -27,6 +27,17 @@ _DESCR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2"}
 
 def read_header(file: PositionedFile, size: int) -> Layout:
     """The tensor of an .npy file of `size` bytes, or a FileError."""
+    layout, fault = examine(file, size)
+    if fault is not None:
+        raise fault
+    return layout
+
+
+def examine(file: PositionedFile, size: int) -> tuple[Layout, FileError | None]:
+    """The tensor that an .npy file describes, and what is wrong with the bytes that are to be its elements.
+
+    A header that describes none is a FileError.
+    """
     version, field, offset = _read_preamble(file, size)
     raw = field + file.read_bytes(offset - _header_length(field), _header_length(field))
     shape, fortran_order, dtype = _parse(file.path, version, raw)
@@ -36,9 +47,10 @@ def read_header(file: PositionedFile, size: int) -> Layout:
     nbytes = claimed_bytes(shape, 8 * dtype.itemsize)
     if nbytes is None:
         raise FileError(f"{file.path}: impossible shape {shape_text(shape)} of dtype {shorten(stored)}")
-    _check_size(file.path, offset + nbytes, size)
     big_endian = dtype.str.startswith(">") or stored.startswith(">")
-    return Layout(name, stored, shape, offset, nbytes, big_endian, fortran_order)
+    has_byte_order = stored.startswith(("<", ">"))
+    layout = Layout(name, stored, shape, offset, nbytes, big_endian, fortran_order, has_byte_order)
+    return layout, size_fault(file.path, offset + nbytes, size)
 
 
 def header_bytes(spec: TensorSpec) -> bytes:
@@ -86,8 +98,9 @@ def _parse(path: str, version: int, raw: bytes) -> tuple[tuple[int, ...], bool, 
             warnings.simplefilter("ignore")
             return reader(io.BytesIO(raw), max_header_size=_MAX_HEADER)
     except Exception as error:  # Hostile text makes numpy, ast and tokenize raise nearly anything.
-        text = raw[2 if version == 1 else 4 :].decode("latin1").strip()
-        raise FileError(f"{path}: cannot understand the .npy header {shorten(text, 200)}") from error
+        length_field = 2 if version == 1 else 4
+        text, start = raw[length_field:].decode("latin1").strip(), 8 + length_field
+        raise FileError(f"{path}: cannot understand the .npy header at byte {start}: {shorten(text, 200)}") from error
 
 
 def _dtype_names(dtype: np.dtype[Any], raw: bytes) -> tuple[str, str]:
@@ -96,10 +109,3 @@ def _dtype_names(dtype: np.dtype[Any], raw: bytes) -> tuple[str, str]:
         # numpy drops the byte order of void types.
         return (">V2" if b">V2" in raw else "<V2"), "bfloat16"
     return str(dtype) if dtype.names else dtype.str, dtype.name
-
-
-def _check_size(path: str, expected: int, size: int) -> None:
-    if size < expected:
-        raise FileError(f"{path} is cut short: its header promises {expected} bytes, the file has {size}")
-    if size > expected:
-        raise FileError(f"{path} has {size - expected} bytes too many: its header promises {expected} in all")

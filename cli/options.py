@@ -107,6 +107,10 @@ class Job:
     quiet: bool
 
 
+bf16_bits_option = click.option(
+    "--bf16-bits", is_flag=True, help="Take uint16 tensors of .npy files for the bits of bfloat16."
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON, errors too.")
 
 _JOB_ARGUMENTS: list[Decorator] = [
@@ -150,7 +154,7 @@ _JOB_OPTIONS: list[Decorator] = [
         metavar="SIZE",
         help="Most scratch memory to use, e.g. 64MiB. The result does not depend on it.",
     ),
-    click.option("--bf16-bits", is_flag=True, help="Take uint16 tensors of .npy files for the bits of bfloat16."),
+    bf16_bits_option,
     json_option,
     click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
 ]

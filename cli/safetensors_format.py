@@ -9,16 +9,18 @@ process cuts it short.
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
-
-from poolgrad.core.tensors import TensorSpec
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .file_errors import FileError, looks_like, shorten
 from .positioned_io import PositionedFile
-from .tensor_layout import MAX_BYTES, Layout, claimed_bytes, shape_text
+from .tensor_layout import MAX_BYTES, Layout, claimed_bytes, shape_text, size_fault
+
+if TYPE_CHECKING:
+    from poolgrad.core.tensors import TensorSpec
 
 METADATA = "__metadata__"
 _MAX_HEADER = 100_000_000
+_MAX_DIGITS = 100
 
 _DTYPES = {
     "BOOL": ("bool", 8),
@@ -49,11 +51,21 @@ _STORED = {name: stored for stored, (name, _) in _DTYPES.items()}
 
 def read_header(file: PositionedFile, size: int) -> dict[str, Layout]:
     """Every tensor of a .safetensors file of `size` bytes, in the header's order, or a FileError."""
+    layouts, fault = examine(file, size)
+    if fault is not None:
+        raise fault
+    return layouts
+
+
+def examine(file: PositionedFile, size: int) -> tuple[dict[str, Layout], FileError | None]:
+    """Every tensor that a .safetensors file describes, and what is wrong with their places in the file.
+
+    A header that is wrong by itself is a FileError.
+    """
     header, start = _read_json(file, size)
     _check_metadata(file.path, header.pop(METADATA, None))
     layouts = {name: _layout(file.path, name, entry, start) for name, entry in header.items()}
-    _check_cover(file.path, layouts, start, size)
-    return layouts
+    return layouts, _cover_fault(file.path, layouts, start, size)
 
 
 def header_bytes(name: str, spec: TensorSpec) -> bytes:
@@ -72,20 +84,38 @@ def _read_json(file: PositionedFile, size: int) -> tuple[dict[str, Any], int]:
     start = file.read_bytes(0, min(size, 64))
     length = int.from_bytes(start[:8], "little")
     if length > size - 8 or length > _MAX_HEADER:
-        kind = looks_like(start)
+        kind = "" if start[8:9] == b"{" else looks_like(start)
         reason = f"a header of {length} bytes does not fit its {size} bytes"
         if length <= size - 8:
             reason = f"a header of {length} bytes is over the format's limit of {_MAX_HEADER}"
         raise FileError(f"{path} is no safetensors file, or cut short: {reason}{kind}")
-    try:
-        text = file.read_bytes(8, length).decode("utf-8")
-        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError, MemoryError) as error:
-        detail = shorten(str(error)) or type(error).__name__
-        raise FileError(f"{path}: the safetensors header is not valid JSON: {detail}") from error
+    header = _parse(path, file.read_bytes(8, length))
     if not isinstance(header, dict):
         raise FileError(f"{path}: the safetensors header is not a JSON object")
     return header, 8 + length
+
+
+def _parse(path: str, data: bytes) -> Any:
+    import json  # Takes a few milliseconds, which a run on .npy files need not spend.
+
+    try:
+        text = data.decode("utf-8")
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise FileError(f"{path}: the safetensors header is not valid JSON: {_json_fault(error)}") from error
+
+
+def _json_fault(error: Exception) -> str:
+    """What is wrong and, as far as is known, where in the file, whose first 8 bytes are the header's length."""
+    import json
+
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at byte {8 + len(error.doc[: error.pos].encode())}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"{error.encoding!r} codec: {error.reason} at byte {8 + error.start}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return shorten(str(error)) or type(error).__name__
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -96,6 +126,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         key.encode("utf-8")  # Half a surrogate pair is valid for json, but no text.
         entries[key] = value
     return entries
+
+
+def _integer(text: str) -> int:
+    # Python's own limit on digits can be switched off, and the time to convert them grows with their square.
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -131,21 +168,22 @@ def _layout(path: str, name: str, entry: Any, start: int) -> Layout:
             f"{tensor}: shape {shape_text(shape)} of dtype {stored} is {nbytes} bytes, "
             f"its data_offsets [{first}, {last}] hold {last - first}"
         )
-    return Layout(dtype, stored, tuple(shape), start + first, last - first)
+    has_byte_order = bits is not None and bits > 8
+    return Layout(dtype, stored, tuple(shape), start + first, last - first, has_byte_order=has_byte_order)
 
 
-def _check_cover(path: str, layouts: dict[str, Layout], start: int, size: int) -> None:
-    """Check that the tensors follow each other without a hole or an overlap up to the end of the file."""
-    end = start
+def _cover_fault(path: str, layouts: dict[str, Layout], start: int, size: int) -> FileError | None:
+    """Whether the tensors follow each other without a hole or an overlap up to the end of the file."""
+    end, cut = start, ""
     for name, layout in sorted(layouts.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        tensor = f"tensor '{shorten(name)}'"
         if layout.offset != end:
             fault = "overlaps the tensor before it" if layout.offset < end else "follows a hole"
-            raise FileError(
-                f"{path}: tensor '{shorten(name)}' {fault} (data_offsets start at {layout.offset - start}, "
-                f"expected {end - start})"
+            return FileError(
+                f"{path}: {tensor} {fault} (data_offsets start at {layout.offset - start}, "
+                f"expected {end - start}), at byte {layout.offset}"
             )
         end += layout.nbytes
-    if size < end:
-        raise FileError(f"{path} is cut short: its header promises {end} bytes, the file has {size}")
-    if size > end:
-        raise FileError(f"{path} has {size - end} bytes too many: its header promises {end} in all")
+        if end > size and not cut:
+            cut = f"{tensor}, bytes {layout.offset} to {end},"
+    return size_fault(path, end, size, cut)

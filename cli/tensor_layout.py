@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .file_errors import shorten
+from .file_errors import FileError, shorten
 
 if TYPE_CHECKING:
     from poolgrad.core.tiles import Box
@@ -27,7 +27,8 @@ class Layout(NamedTuple):
     """One tensor in a file.
 
     dtype: its numpy-like name; stored_dtype: the name that the file uses; offset, nbytes: the place of the
-    elements, in bytes; fortran_order: the first axis is the fastest, instead of the last.
+    elements, in bytes; fortran_order: the first axis is the fastest, instead of the last; has_byte_order: false
+    for elements of one byte, and for those that are no numbers.
     """
 
     dtype: str
@@ -37,6 +38,7 @@ class Layout(NamedTuple):
     nbytes: int
     big_endian: bool = False
     fortran_order: bool = False
+    has_byte_order: bool = True
 
 
 def claimed_bytes(shape: Sequence[object], bits: int) -> int | None:
@@ -52,6 +54,16 @@ def claimed_bytes(shape: Sequence[object], bits: int) -> int | None:
         return None
     total, rest = divmod(math.prod(extents) * bits, 8)
     return None if rest or total > MAX_BYTES else total
+
+
+def size_fault(path: str, expected: int, size: int, cut_tensor: str = "") -> FileError | None:
+    """What is wrong with a file's size, where its header promises another; which tensor is the first cut short."""
+    if size < expected:
+        which = f"; {cut_tensor} is the first cut short" if cut_tensor else ""
+        return FileError(f"{path} is cut short: its header promises {expected} bytes, the file has {size}{which}")
+    if size > expected:
+        return FileError(f"{path} has {size - expected} bytes too many: its header promises {expected} in all")
+    return None
 
 
 def shape_text(shape: Sequence[object]) -> str:
