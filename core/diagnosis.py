@@ -1,0 +1,502 @@
+"""Which hypothesis explains a gradInput: scores all on sample boxes, confirms the best on the whole tensor, ranks.
+
+Every element of the winner has been compared. The rest of the table is what the sample says, unless `whole`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .hypotheses import FAULTS, PARAMETERS, PARTIAL, Base, Call, Hypothesis, plan_of
+from .inference import Lines, calls_that_fit, divisors_in, factors_in, lines_of, ratios
+from .operators import available_cpus
+from .prediction import FORMATS, Agreement, Floats, Format, Plan, Predictor, agree, rounded
+from .status import AclnnError
+from .tensors import STORAGE
+from .tiles import Box, TileSource, Tiling
+
+SAMPLE = 1 << 17
+"""Elements of gradInput that every hypothesis is tried on."""
+SCREEN = 1 << 13
+"""Elements that decide which windows are worth a sample."""
+PIECE, WHOLE_AXIS, GROUPS = 64, 192, 6
+"""An axis longer than `WHOLE_AXIS` is sampled in three pieces; planes in so many groups."""
+TILE = 1 << 17
+ROUNDS = 4
+MOST_CONFIRMED = 6
+MOST_BASES = 3
+MOST_LINES = 1 << 10
+"""Rows and columns whose sums are looked at."""
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One hypothesis and how much it explains.
+
+    key: its key in the table, `as_believed`, `adaptive2d` or `windows`; phrase: what it is, to read well after "This
+    is "; call: the call it starts from. whole: whether all of the tensor was compared, or the sample alone.
+    same: phrases of others that predict the same.
+    """
+
+    key: str
+    phrase: str
+    sentence: str
+    call: Call
+    plan: Plan
+    agreement: Agreement
+    whole: bool = False
+    digest: bytes = b""
+    same: tuple[Explanation, ...] = ()
+
+    @property
+    def explains(self) -> bool:
+        """Whether it explains every element it was compared with; a race, if most elements are right as it is."""
+        found = self.agreement
+        if found.matched + found.allowed < found.total or found.total == 0:
+            return False
+        return self.key not in PARTIAL or (found.allowed > 0 and 2 * found.matched >= found.total)
+
+    @property
+    def explained(self) -> int:
+        """Elements explained; what was left unwritten counts, what a race spoiled does not."""
+        return self.agreement.matched + (self.agreement.allowed if self.key == "unwritten" else 0)
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Sorts the best first; among equals, the order in which they were tried decides."""
+        found = self.agreement
+        return (
+            not (self.explains and self.key not in PARTIAL),
+            not self.explains,
+            -self.explained / max(found.total, 1),
+            -found.exact / max(found.total, 1),
+        )
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The outcome: explanations, best first. refusal: why the believed call is none, if it is rejected."""
+
+    elements: int
+    ranked: tuple[Explanation, ...]
+    refusal: str | None = None
+
+    @property
+    def found(self) -> Explanation | None:
+        """What explains every element of the tensor, or None."""
+        best = self.ranked[0] if self.ranked else None
+        return best if best is not None and best.whole and best.explains else None
+
+    @property
+    def as_believed(self) -> bool:
+        """Whether that is the call as believed."""
+        found = self.found
+        return found is not None and any(one.key == "as_believed" for one in (found, *found.same))
+
+
+@dataclass
+class Evidence:
+    """The tensors, and the sample of them on which hypotheses are tried."""
+
+    call: Call
+    grad_output: TileSource
+    actual: TileSource
+    actual_dtype: str
+    sample: list[Box] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.own = FORMATS[self.call.self.dtype]
+        stored = FORMATS[self.actual_dtype]
+        self.form: Format = stored if stored.bits < self.own.bits else self.own
+        self.stored = (self.own,) if self.form == self.own else (self.own, self.form)
+        height, width = self.call.self.shape[-2:]
+        self.extents = (self.call.self.size // (height * width), height, width)
+        self.sample = sample_boxes(self.extents, SAMPLE)
+        self._kept: dict[str, Floats] = {}
+
+    def given(self, planes: slice, rows: slice, columns: slice) -> Floats:
+        """Values of gradOutput."""
+        return _values(self.grad_output, Box(planes, rows, columns), self.call.self.dtype)
+
+    def values(self, box: Box) -> Floats:
+        """Values of the gradInput to explain, in the format of the tensors where it is stored in a wider one."""
+        values = _values(self.actual, box, self.actual_dtype)
+        return values if self.form.name == self.actual_dtype else rounded(values, self.form)
+
+    def sampled(self, box: Box) -> Floats:
+        """The same for a box of the sample, which is read once."""
+        key = repr(box)
+        if key not in self._kept:
+            self._kept[key] = self.values(box)
+        return self._kept[key]
+
+    def predictor(self, plan: Plan) -> Predictor:
+        """What predicts boxes of this tensor."""
+        return Predictor(plan, self.given, self.stored)
+
+    def divisors(self, plan: Plan) -> list[int]:
+        """As `hypotheses.Evidence`."""
+        return divisors_in(self._ratios(replace(plan, divisor=1, weight=None)))
+
+    def factors(self, plan: Plan) -> list[Fraction]:
+        """As `hypotheses.Evidence`."""
+        return factors_in(self._ratios(plan))
+
+    def _ratios(self, plan: Plan) -> Any:
+        predictor, parts = self.predictor(plan), []
+        for box in self.sample:
+            where = box.planes, box.rows, box.columns
+            sums = predictor.exact_sums(*where)
+            parts.append((self.sampled(box).ravel(), sums.ravel(), predictor.magnitudes(*where).ravel()))
+        actual, sums, magnitudes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        # What additions in float32 may have lost, at the scale of the actual values.
+        scale = np.abs(actual) / np.maximum(np.abs(sums), np.finfo(np.float64).tiny)
+        slack = 2.0**-23 * plan.most_terms**0.5 * magnitudes * scale if plan.most_terms > 1 else magnitudes * 0
+        return ratios(actual, sums, slack, self.form)
+
+    def lines(self, axis: int) -> Lines:
+        """Sums across an axis, for `inference.calls_that_fit`: of up to 64 planes, of large ones the first corner."""
+        planes, *cells = self.extents
+        own = [slice(0, min(extent, MOST_LINES)) for extent in cells]
+        counts = zip(self.call.grad_output.shape[-2:], cells, own, strict=True)
+        given = [slice(0, -(-count * part.stop // extent)) for count, extent, part in counts]
+        area = max(own[0].stop * own[1].stop, given[0].stop * given[1].stop)
+        parts: list[tuple[Floats, Floats]] = []
+        for group in _groups(planes, max(1, min(64, MOST_LINES**2 // area))):
+            parts.append((lines_of(self.values(Box(group, *own)), axis), lines_of(self.given(group, *given), axis)))
+        return Lines(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _values(source: TileSource, box: Box, dtype: str) -> Floats:
+    tile = source.read(box, np.empty(box.shape, STORAGE[dtype]))
+    if dtype == "bfloat16":
+        return (tile.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return np.asarray((tile.view(np.float16) if dtype == "float16" else tile).astype(np.float64))
+
+
+def box_size(box: Box) -> int:
+    """Elements of a box."""
+    planes, rows, columns = box.shape
+    return planes * rows * columns
+
+
+# ---- The sample
+
+
+def sample_boxes(extents: tuple[int, int, int], elements: int) -> list[Box]:
+    """About so many elements: whole planes, or the corners, edges and middle of large ones, over the whole tensor."""
+    planes, rows, columns = extents
+    pieces = [(row, column) for row in _pieces(rows) for column in _pieces(columns)]
+    area = sum((row.stop - row.start) * (column.stop - column.start) for row, column in pieces)
+    return [Box(group, row, column) for group in _groups(planes, max(1, elements // area)) for row, column in pieces]
+
+
+def _pieces(extent: int) -> list[slice]:
+    if extent <= WHOLE_AXIS:
+        return [slice(0, extent)]
+    starts = 0, extent // 2 - PIECE // 2, extent - PIECE
+    return [slice(start, start + PIECE) for start in starts]
+
+
+def _groups(planes: int, wanted: int) -> list[slice]:
+    """`wanted` planes in groups that are spread over all."""
+    if wanted >= planes:
+        return [slice(0, planes)]
+    count = min(GROUPS, wanted)
+    size = wanted // count
+    starts = [round(number * (planes - size) / max(count - 1, 1)) for number in range(count)]
+    return [slice(start, start + size) for start in starts]
+
+
+# ---- Hypotheses
+
+
+def diagnose(
+    believed: Call | None,
+    grad_output: TileSource,
+    actual: TileSource,
+    tensors: Call,
+    actual_dtype: str,
+    operators: Sequence[str] = ("avg2d", "adaptive2d"),
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Explain `actual` as a gradInput.
+
+    believed: the call as it is believed to be, or None. tensors: any call on the tensors, for specs and product.
+    actual: tiles of what the device made, of self's shape, in `actual_dtype`. operators: those that are tried.
+    progress: called with the elements compared so far.
+    """
+    evidence = Evidence(tensors, grad_output, actual, actual_dtype)
+    search = _Search(evidence, believed, tuple(operators), threads or available_cpus(), progress)
+    with np.errstate(all="ignore"):
+        return search.run()
+
+
+@dataclass(frozen=True)
+class _Idea:
+    """A hypothesis with its plan, before it is scored."""
+
+    key: str
+    phrase: str
+    sentence: str
+    call: Call
+    plan: Plan
+
+
+@dataclass
+class _Search:
+    evidence: Evidence
+    believed: Call | None
+    operators: tuple[str, ...]
+    threads: int
+    progress: Progress | None
+    refusal: str | None = None
+    compared: int = 0
+    whole: dict[tuple[object, ...], tuple[Agreement, bytes]] = field(default_factory=dict)
+    """By a plan's identity, how much of the whole tensor it explains, and a digest of what it predicts."""
+
+    def run(self) -> Diagnosis:
+        """Sample, confirm the best, and where the sample was too kind, add to it and start again."""
+        ranked: list[Explanation] = []
+        for _ in range(ROUNDS):
+            ranked = self._rank(self._explanations())
+            wrong: list[Box] = []
+            while not wrong and ranked and _settles(ranked[0]) and not ranked[0].whole:
+                wrong = self._confirm(_alike(ranked))
+                ranked = self._rank(ranked)
+            if not wrong:
+                break
+            self.evidence.sample += [box for box in wrong if box not in self.evidence.sample]
+        if ranked and not (ranked[0].whole and ranked[0].explains):
+            self._confirm([one for one in ranked if one.explains][:MOST_CONFIRMED] or ranked[:1])
+            ranked = self._rank(ranked)
+        return Diagnosis(self.evidence.call.self.size, tuple(_grouped(ranked)), self.refusal)
+
+    def _rank(self, explanations: Iterable[Explanation]) -> list[Explanation]:
+        """Best first, with what is known of the whole tensor.
+
+        The call as believed gives way to none that explains as much, unless that is exact everywhere and it is not.
+        """
+        ranked = sorted((self._known(one) for one in explanations), key=lambda one: one.rank)
+        believed = next((one for one in ranked if one.key == "as_believed" and one.explains), None)
+        if believed is not None and ranked[0].agreement.exact < ranked[0].agreement.total:
+            ranked.remove(believed)
+            ranked.insert(0, believed)
+        return ranked
+
+    def _known(self, one: Explanation) -> Explanation:
+        if one.plan.identity not in self.whole:
+            return one
+        agreement, digest = self.whole[one.plan.identity]
+        return replace(one, agreement=agreement, digest=digest, whole=True)
+
+    # -- What is tried
+
+    def _explanations(self) -> list[Explanation]:
+        """All hypotheses on the sample; windows that fit are searched for, and faults tried on them, only at need."""
+        bases = self._bases()
+        found: list[Explanation] = []
+        for base in bases:
+            found += self._scored(_ideas_of(base, self._label(base.call)))
+        found += self._adaptive(found)
+        if "avg2d" in self.operators and not _explained(found):
+            found += self._windows()
+        if not _explained(found):
+            calls = {one.call: one for one in sorted(found, key=lambda one: one.rank) if one.call != self.believed}
+            for call, one in list(calls.items())[:MOST_BASES]:
+                base = Base(call, plan_of(call), self.evidence)
+                found += self._scored(_faults_of(base, one.phrase))
+        return found
+
+    def _bases(self) -> list[Base]:
+        """The believed call, legal or not."""
+        if self.believed is None:
+            return []
+        try:
+            self.believed.check()
+        except AclnnError as error:
+            self.refusal = str(error)
+            return [Base(self.believed, None, self.evidence)]
+        return [Base(self.believed, plan_of(self.believed), self.evidence)]
+
+    def _adaptive(self, found: list[Explanation]) -> list[Explanation]:
+        """adaptive2d, and its faults where it is not what has been tried already."""
+        call = Call("adaptive2d", self.evidence.call.grad_output, self.evidence.call.self, self.evidence.call.product)
+        if "adaptive2d" not in self.operators or call == self.believed:
+            return []
+        plan = plan_of(call)
+        ideas = [_Idea("adaptive2d", "adaptive2d", "The operator is the adaptive one.", call, plan)]
+        if not any(one.plan.identity == plan.identity for one in found) and not _explained(found):
+            ideas += _faults_of(Base(call, plan, self.evidence), "adaptive2d")
+        return self._scored(ideas)
+
+    def _windows(self) -> list[Explanation]:
+        """avg2d with any windows that fit the shapes, the likeliest by the sums of rows and columns."""
+        evidence = self.evidence
+        lines = evidence.lines(0), evidence.lines(1)
+        boxes = sample_boxes(evidence.extents, SCREEN)
+        screened = []
+        for call in calls_that_fit(evidence.call, lines):
+            for made in self._with_divisors(call):
+                plan = plan_of(made)
+                share = self._score(plan, boxes)[0].matched
+                screened.append((share, made, plan))
+        screened.sort(key=lambda item: -item[0])
+        ideas = [
+            _Idea("windows", str(call), "Another kernel, stride or padding fits the shapes.", call, plan)
+            for _, call, plan in screened[: 2 * MOST_CONFIRMED]
+        ]
+        return self._scored(ideas)
+
+    def _with_divisors(self, call: Call) -> Iterator[Call]:
+        yield call
+        if not call.count_include_pad:
+            return
+        plan = plan_of(replace(call, divisor_override=1))
+        for divisor in self.evidence.divisors(plan)[:1]:
+            if divisor != plan_of(call).common_divisor:
+                yield replace(call, divisor_override=divisor)
+
+    def _label(self, call: Call) -> str:
+        return call.operator
+
+    # -- Scores
+
+    def _scored(self, ideas: Iterable[_Idea]) -> list[Explanation]:
+        scored = []
+        for idea in ideas:
+            agreement, digest = self._score(idea.plan, self.evidence.sample)
+            if idea.key in PARTIAL and not agreement.allowed:
+                continue
+            scored.append(Explanation(**vars(idea), agreement=agreement, digest=digest))
+        return scored
+
+    def _score(self, plan: Plan, boxes: Sequence[Box]) -> tuple[Agreement, bytes]:
+        predictor, digest, total = self.evidence.predictor(plan), hashlib.blake2b(digest_size=16), Agreement()
+        digest.update(plan.free.encode())
+        for box in boxes:
+            where = box.planes, box.rows, box.columns
+            predicted = predictor.values(*where)
+            digest.update(predicted.data)
+            total += agree(predictor, self.evidence.sampled(box), predicted, where, self.evidence.form)[0]
+        return total, digest.digest()
+
+    def _confirm(self, chosen: Sequence[Explanation]) -> list[Box]:
+        """Compare the chosen on the whole tensor; boxes around where they are wrong."""
+        unique = list({one.plan.identity: one.plan for one in chosen}.items())
+        predictors = [self.evidence.predictor(plan) for _, plan in unique]
+        agreements, digests = [Agreement() for _ in unique], [hashlib.blake2b(digest_size=16) for _ in unique]
+        wrong: list[Box] = []
+        tiles = Tiling.of(self.evidence.extents, TILE)
+        for parts in self._tiles(tiles, lambda box: self._tile(predictors, box)):
+            for index, (agreement, digest, place) in enumerate(parts):
+                agreements[index] += agreement
+                digests[index].update(digest)
+                if place is not None and len(wrong) < 2 * GROUPS:
+                    wrong.append(place)
+        for (identity, _), agreement, total in zip(unique, agreements, digests, strict=True):
+            # A digest is made only where there is something to tell apart.
+            self.whole[identity] = agreement, total.digest() if len(unique) > 1 else b""
+        return wrong
+
+    def _tile(self, predictors: Sequence[Predictor], box: Box) -> list[tuple[Agreement, bytes, Box | None]]:
+        where = box.planes, box.rows, box.columns
+        actual, results = self.evidence.values(box), []
+        with np.errstate(all="ignore"):
+            for predictor in predictors:
+                predicted = predictor.values(*where)
+                agreement, wrong = agree(predictor, actual, predicted, where, self.evidence.form)
+                alone = len(predictors) == 1
+                digest = b"" if alone else hashlib.blake2b(predicted.data, digest_size=16).digest()
+                place = None if wrong is None or not wrong.any() else _around(wrong, box)
+                results.append((agreement, digest, place))
+        return results
+
+    def _tiles(self, boxes: Tiling, work: Callable[[Box], Any]) -> Iterator[Any]:
+        """The results of all tiles in order, computed on threads, few of them ahead."""
+        ahead = 4 * self.threads
+        pool = ThreadPoolExecutor(self.threads)
+        try:
+            for first in range(0, len(boxes), ahead):
+                part = [boxes[index] for index in range(first, min(first + ahead, len(boxes)))]
+                for box, result in zip(part, pool.map(work, part), strict=True):
+                    self.compared += box_size(box)
+                    if self.progress:
+                        self.progress(self.compared)
+                    yield result
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _around(wrong: NDArray[np.bool_], box: Box) -> Box:
+    """A box of one plane around the first element that is wrong."""
+    place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    sides = []
+    for index, side in zip(place[1:], (box.rows, box.columns), strict=True):
+        middle = side.start + int(index)
+        sides.append(slice(max(side.start, middle - PIECE // 2), min(side.stop, middle + PIECE // 2)))
+    plane = box.planes.start + int(place[0])
+    return Box(slice(plane, plane + 1), *sides)
+
+
+def _settles(one: Explanation) -> bool:
+    """Whether it explains all that it was compared with, cell by cell."""
+    return one.explains and one.key not in PARTIAL
+
+
+def _alike(ranked: Sequence[Explanation]) -> list[Explanation]:
+    """The best, and those that predict the same on the sample."""
+    return [one for one in ranked if one.digest == ranked[0].digest and not one.whole][:MOST_CONFIRMED]
+
+
+def _explained(found: Iterable[Explanation]) -> bool:
+    return any(_settles(one) for one in found)
+
+
+def _ideas_of(base: Base, label: str) -> Iterator[_Idea]:
+    """The believed call, its other parameters, and its faults."""
+    if base.plan is not None:
+        yield _Idea("as_believed", f"{label} as believed", "The call as it is believed to be.", base.call, base.plan)
+    for hypothesis in PARAMETERS:
+        if base.call.operator in hypothesis.operators:
+            for call, detail in hypothesis.change(base):
+                if call.is_legal:
+                    yield _idea(hypothesis, detail, f"{label} with", call, plan_of(call))
+    if base.plan is not None:
+        yield from _faults_of(base, label)
+
+
+def _faults_of(base: Base, label: str) -> Iterator[_Idea]:
+    joined = f"{label}, and with" if " with " in label else f"{label} with"
+    for hypothesis in FAULTS:
+        if base.call.operator in hypothesis.operators:
+            for plan, detail in hypothesis.change(base):
+                yield _idea(hypothesis, detail, joined, base.call, plan)
+
+
+def _idea(hypothesis: Hypothesis, detail: str, start: str, call: Call, plan: Plan) -> _Idea:
+    name = hypothesis.name.format(detail).strip()
+    return _Idea(hypothesis.key, f"{start} {name}", hypothesis.sentence, call, plan)
+
+
+def _grouped(ranked: Sequence[Explanation]) -> Iterator[Explanation]:
+    """One explanation for those that predict the same, the first one, which names the others."""
+    groups: dict[object, list[Explanation]] = {}
+    for one in ranked:
+        # What was compared as a whole has digests of the whole; identical plans share one.
+        key = (one.whole, one.digest or one.plan.identity)
+        groups.setdefault(key, []).append(one)
+    for first, *others in groups.values():
+        phrases = {first.phrase: first} | {other.phrase: other for other in others}
+        yield replace(first, same=tuple(other for phrase, other in phrases.items() if phrase != first.phrase))

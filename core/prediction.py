@@ -1,0 +1,482 @@
+"""What a hypothesis about an average-pooling backward predicts, box by box: any windows, divisors and roundings.
+
+`core/executor` computes the two operators as they are meant to be. Here windows may start anywhere and divide by
+anything, weights may be rounded and sums kept in 16 bits, for that is how implementations go wrong. Everything is
+computed in float64 and rounded where the plan says so. As in core, nothing is subtracted and nothing is multiplied
+by zero: NaN and infinity reach the cells of their windows, no others.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Edges = Callable[[Ints], tuple[Any, Any, Any]]
+"""Window numbers of an axis to their starts, ends and divisors. Starts and ends never fall."""
+
+Reader = Callable[[slice, slice, slice], Floats]
+"""Planes, rows and columns of a tensor to their values."""
+
+_WHOLE = 1 << 14
+"""Windows of an axis up to which all are looked at together."""
+_SEVERAL = 4
+"""Windows over a cell above which partial sums are shared."""
+
+
+class Format(NamedTuple):
+    """A floating-point format: significant bits with the hidden one, exponents of its normal numbers."""
+
+    name: str
+    bits: int
+    least: int
+    most: int
+
+
+FLOAT32 = Format("float32", 24, -126, 127)
+FLOAT16 = Format("float16", 11, -14, 15)
+BFLOAT16 = Format("bfloat16", 8, -126, 127)
+HFLOAT32 = Format("HF32", 12, -126, 127)
+FORMATS = {form.name: form for form in (FLOAT32, FLOAT16, BFLOAT16)}
+
+
+class Order(StrEnum):
+    """In which order a tensor's bytes lie that are read as (N, C, H, W)."""
+
+    AS_IS = "N, C, H, W"
+    CHANNELS_LAST = "N, H, W, C"
+    TRANSPOSED = "N, C, W, H"
+
+
+class Free(StrEnum):
+    """Cells that a plan says nothing about."""
+
+    NONE = "none"
+    UNCOVERED = "cells that no window covers"
+    OVERLAP = "cells under several windows"
+
+
+# ---- Rounding
+
+
+def rounded(values: Floats, form: Format, ties_away: bool = False) -> Floats:
+    """The nearest numbers of a format, ties to even (or away from zero), infinity past its range.
+
+    >>> rounded(np.array([1 + 2**-8, 1 + 2**-7, 1e39]), BFLOAT16).tolist()
+    [1.0, 1.0078125, inf]
+    """
+    shift = np.uint64(53 - form.bits)
+    bits = values.view(np.uint64)
+    half = np.uint64(1 << (52 - form.bits))
+    carry = half if ties_away else ((bits >> shift) & np.uint64(1)) + (half - np.uint64(1))
+    result = ((bits + carry) >> shift << shift).view(np.float64)
+    magnitude = np.abs(values)
+    small = (magnitude < 2.0**form.least) & (magnitude > 0)
+    if small.any():
+        step = 2.0 ** (form.least - form.bits + 1)
+        scaled = values[small] / step
+        nearest = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled) if ties_away else np.rint(scaled)
+        result[small] = nearest * step
+    large = ~(np.abs(result) < 2.0 ** (form.most + 1)) | ~np.isfinite(values)
+    if large.any():
+        result[large] = np.where(np.isnan(values[large]), np.nan, np.copysign(np.inf, values[large]))
+    return result
+
+
+def ulp(values: Floats, form: Format) -> Floats:
+    """The step between numbers of the format at each magnitude."""
+    power = (np.abs(values).view(np.uint64) & np.uint64(0x7FF0000000000000)).view(np.float64)
+    return np.asarray(np.maximum(power, 2.0**form.least) * 2.0 ** (1 - form.bits))
+
+
+# ---- Windows
+
+
+@dataclass(frozen=True)
+class Cover:
+    """The windows that meet a range of cells: which ones, their divisors, and the range over each cell."""
+
+    windows: slice
+    divisors: Floats
+    lo: Ints
+    hi: Ints
+
+    @property
+    def width(self) -> int:
+        """Most windows over a cell."""
+        return max(0, int((self.hi - self.lo).max(initial=0)))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The windows of one axis: `count` of them over `cells` cells."""
+
+    cells: int
+    count: int
+    edges: Edges
+
+    def at(self, windows: Ints) -> tuple[Ints, Ints, Floats]:
+        """Starts and ends, cut to the cells, and divisors."""
+        start, end, divisor = self.edges(windows)
+        start = np.clip(np.asarray(start, np.int64), 0, self.cells)
+        end = np.maximum(np.clip(np.asarray(end, np.int64), 0, self.cells), start)
+        return start, end, np.broadcast_to(np.asarray(divisor, np.float64), windows.shape)
+
+    @cached_property
+    def _all(self) -> tuple[Ints, Ints, Floats]:
+        return self.at(np.arange(self.count))
+
+    def cover(self, cells: slice) -> Cover:
+        """The windows that meet these cells."""
+        if self.count <= _WHOLE:
+            start, end, divisor = self._all
+            first = int(np.searchsorted(end, cells.start, "right"))
+            last = int(np.searchsorted(start, cells.stop, "left"))
+            start, end, divisor = start[first:last], end[first:last], divisor[first:last]
+        else:
+            numbers = range(self.count)
+            first = bisect.bisect_right(numbers, cells.start, key=lambda window: self._edge(1, window))
+            last = bisect.bisect_left(numbers, cells.stop, key=lambda window: self._edge(0, window))
+            start, end, divisor = self.at(np.arange(first, last))
+        here = np.arange(cells.start, cells.stop)
+        lo, hi = np.searchsorted(end, here, "right"), np.searchsorted(start, here, "right")
+        return Cover(slice(first, max(first, last)), divisor, lo, np.maximum(lo, hi))
+
+    def _edge(self, which: int, window: int) -> int:
+        return int(self.at(np.array([window]))[which][0])
+
+    @cached_property
+    def widths(self) -> tuple[int, int]:
+        """Least and most windows over a cell."""
+        least, most = self.count, 0
+        for first in range(0, self.cells, _WHOLE):
+            cover = self.cover(slice(first, min(first + _WHOLE, self.cells)))
+            counts = cover.hi - cover.lo
+            least, most = min(least, int(counts.min())), max(most, int(counts.max()))
+        return least, most
+
+    @cached_property
+    def uniform_divisor(self) -> int | None:
+        """The divisor that all windows share, or None."""
+        found = None
+        for first in range(0, self.count, _WHOLE):
+            divisors = self.at(np.arange(first, min(first + _WHOLE, self.count)))[2]
+            found = float(divisors[0]) if found is None else found
+            if (divisors != found).any():
+                return None
+        return None if found is None else int(found)
+
+    @cached_property
+    def places(self) -> str:
+        """Equal for axes whose windows cover the same cells."""
+        return self._digest(0, 1)
+
+    @cached_property
+    def divisors(self) -> str:
+        """Equal for axes with the same divisors."""
+        return self._digest(2)
+
+    def _digest(self, *which: int) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for first in range(0, self.count, _WHOLE):
+            found = self.at(np.arange(first, min(first + _WHOLE, self.count)))
+            for index in which:
+                digest.update(np.ascontiguousarray(found[index]).tobytes())
+        return digest.hexdigest()
+
+
+# ---- Plans
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a prediction depends on.
+
+    shape: (N, C) of the tensors. divisor: instead of the product of the axes' divisors. given: what gradOutput is
+    rounded to first. weight: what 1/divisor is rounded to, if it is multiplied with. sums: what every term and
+    every sum is rounded to, in the order of the windows. result: what the result goes through before it is stored.
+    given_order, result_order: in which order the bytes of gradOutput and gradInput lie that are read as N, C, H, W.
+    """
+
+    shape: tuple[int, int]
+    rows: Axis
+    columns: Axis
+    divisor: int | None = None
+    given: Format | None = None
+    ties_away: bool = False
+    weight: Format | None = None
+    sums: Format | None = None
+    result: Format | None = None
+    factor: Fraction = Fraction(1)
+    given_order: Order = Order.AS_IS
+    result_order: Order = Order.AS_IS
+    free: Free = Free.NONE
+
+    @cached_property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for plans that predict the same, whatever the data."""
+        divisor: object = (self.rows.divisors, self.columns.divisors)
+        common, factor, weight = self.common_divisor, self.factor, self.weight
+        if common is not None:
+            if weight and rounded(np.array([1 / common]), weight)[0] == 1 / common:
+                weight = None
+            divisor, factor = (common, factor) if weight else (Fraction(common) / factor, Fraction(1))
+        places = self.rows.places, self.columns.places
+        roundings = self.given, self.ties_away and self.given is not None, weight, self.sums, self.result
+        return places, divisor, factor, roundings, self._orders, self.free
+
+    @property
+    def common_divisor(self) -> int | None:
+        """The divisor that all windows share, or None."""
+        if self.divisor is not None:
+            return self.divisor
+        rows, columns = self.rows.uniform_divisor, self.columns.uniform_divisor
+        return None if not rows or not columns else rows * columns
+
+    @property
+    def _orders(self) -> tuple[Order, Order]:
+        extents = (self.rows.count, self.columns.count), (self.rows.cells, self.columns.cells)
+        orders = zip((self.given_order, self.result_order), extents, strict=True)
+        given, result = (_plain_order(order, self.shape[1], *plane) for order, plane in orders)
+        return given, result
+
+    @property
+    def most_terms(self) -> int:
+        """Most windows over a cell."""
+        return self.rows.widths[1] * self.columns.widths[1]
+
+
+def _plain_order(order: Order, channels: int, height: int, width: int) -> Order:
+    """AS_IS where the order makes no difference."""
+    lone = channels == 1 or height * width == 1
+    if (order is Order.CHANNELS_LAST and lone) or (order is Order.TRANSPOSED and min(height, width) == 1):
+        return Order.AS_IS
+    return order
+
+
+class Predictor:
+    """Predicts boxes of gradInput from a reader of gradOutput; `stored` is what results are rounded to, in turn."""
+
+    def __init__(self, plan: Plan, read: Reader, stored: tuple[Format, ...]) -> None:
+        self.plan = plan
+        self._stored = ((plan.result,) if plan.result else ()) + stored
+        given, result = plan._orders
+        windows = plan.rows.count, plan.columns.count
+        cells = plan.rows.cells, plan.columns.cells
+        self._read = reordered(read, given, plan.shape[1], *windows)
+        self.values: Reader = reordered(self._values, result, plan.shape[1], *cells)
+        self.magnitudes: Reader = reordered(self._magnitudes, result, plan.shape[1], *cells)
+        self.exact_sums: Reader = reordered(self._sums, result, plan.shape[1], *cells)
+
+    def free(self, rows: slice, columns: slice) -> NDArray[np.bool_] | None:
+        """Which cells of a plane the plan says nothing about; None for none."""
+        if self.plan.free is Free.NONE:
+            return None
+        covers = self.plan.rows.cover(rows), self.plan.columns.cover(columns)
+        high, wide = (cover.hi - cover.lo for cover in covers)
+        counts = high[:, None] * wide[None, :]
+        return np.asarray(counts == 0 if self.plan.free is Free.UNCOVERED else counts > 1)
+
+    def _values(self, planes: slice, rows: slice, columns: slice) -> Floats:
+        values = self._sums(planes, rows, columns)
+        for form in self._stored:
+            values = rounded(values, form)
+        return values + 0.0
+
+    def _sums(self, planes: slice, rows: slice, columns: slice) -> Floats:
+        high, wide = self.plan.rows.cover(rows), self.plan.columns.cover(columns)
+        terms = self._terms(planes, high, wide)
+        sums = self.plan.sums
+        total = _spread(terms, high, wide) if sums is None else _rounded_spread(terms, high, wide, sums)
+        return total if self.plan.factor == 1 else total * float(self.plan.factor)
+
+    def _magnitudes(self, planes: slice, rows: slice, columns: slice) -> Floats:
+        """sum(|terms|) of every cell."""
+        high, wide = self.plan.rows.cover(rows), self.plan.columns.cover(columns)
+        terms = np.abs(self._terms(planes, high, wide))
+        return _spread(terms, high, wide) * abs(float(self.plan.factor))
+
+    def _terms(self, planes: slice, high: Cover, wide: Cover) -> Floats:
+        plan = self.plan
+        values = self._read(planes, high.windows, wide.windows)
+        if plan.given is not None:
+            values = rounded(values, plan.given, plan.ties_away)
+        divisor: Any = float(plan.divisor or 1)
+        if plan.divisor is None:
+            divisor = high.divisors[:, None] * wide.divisors[None, :]
+        if plan.weight is None:
+            return np.asarray(values / divisor)
+        return np.asarray(values * rounded(np.asarray(1.0 / np.atleast_1d(divisor)), plan.weight))
+
+
+# ---- Sums over windows
+
+
+def _spread(terms: Floats, high: Cover, wide: Cover) -> Floats:
+    return _gather(_gather(terms, wide, 2), high, 1)
+
+
+def _gather(values: Floats, cover: Cover, axis: int) -> Floats:
+    """For each cell the sum of its range of windows along an axis."""
+    if cover.width <= 1 and np.array_equal(cover.lo, np.arange(values.shape[axis])) and (cover.hi > cover.lo).all():
+        return values
+    values = _with_zero(values, axis)
+    zero = values.shape[axis] - 1
+    total = np.take(values, np.where(cover.lo < cover.hi, cover.lo, zero), axis=axis)
+    if cover.width <= _SEVERAL:
+        for number in range(1, cover.width):
+            window = cover.lo + number
+            total += np.take(values, np.where(window < cover.hi, window, zero), axis=axis)
+        return total
+    return _gather_doubling(values, cover, axis, zero)
+
+
+def _gather_doubling(values: Floats, cover: Cover, axis: int, zero: int) -> Floats:
+    """By sums over 1, 2, 4 ... windows, so that the cost grows with the logarithm of the width."""
+    place, left, total = cover.lo.copy(), cover.hi - cover.lo, None
+    size = 1
+    while True:
+        taken = (left & size) != 0
+        part = np.take(values, np.where(taken, place, zero), axis=axis)
+        total = part if total is None else total + part
+        place = place + np.where(taken, size, 0)
+        size *= 2
+        if size > cover.width:
+            return total
+        wider = values.copy()
+        shifted, kept = ([slice(None)] * 3 for _ in range(2))
+        shifted[axis], kept[axis] = slice(size // 2, zero), slice(0, max(0, zero - size // 2))
+        wider[tuple(kept)] += values[tuple(shifted)]
+        values = wider
+
+
+def _with_zero(values: Floats, axis: int) -> Floats:
+    shape = list(values.shape)
+    shape[axis] += 1
+    padded = np.zeros(shape)
+    inside = tuple(slice(extent) for extent in values.shape)
+    padded[inside] = values
+    return padded
+
+
+def _rounded_spread(terms: Floats, high: Cover, wide: Cover, form: Format) -> Floats:
+    """Window after window, every sum rounded."""
+    terms = _with_zero(_with_zero(rounded(terms, form), 1), 2)
+    total = np.zeros((terms.shape[0], high.lo.size, wide.lo.size))
+    for down in range(high.width):
+        row = np.where(high.lo + down < high.hi, high.lo + down, terms.shape[1] - 1)
+        for right in range(wide.width):
+            column = np.where(wide.lo + right < wide.hi, wide.lo + right, terms.shape[2] - 1)
+            total = rounded(total + np.take(np.take(terms, row, axis=1), column, axis=2), form)
+    return total
+
+
+# ---- Orders of bytes
+
+
+def reordered(read: Reader, order: Order, channels: int, height: int, width: int) -> Reader:
+    """A reader of the same bytes in another order, read as (N, C, H, W) all the same."""
+    if order is Order.CHANNELS_LAST:
+        return lambda planes, rows, columns: _channels_last(read, (channels, height, width), planes, rows, columns)
+    if order is Order.TRANSPOSED:
+        return lambda planes, rows, columns: _transposed(read, height, width, planes, rows, columns)
+    return read
+
+
+def _channels_last(read: Reader, shape: tuple[int, int, int], planes: slice, rows: slice, columns: slice) -> Floats:
+    channels, height, width = shape
+    whole = rows.stop - rows.start == height
+    parts = []
+    plane = planes.start
+    while plane < planes.stop:
+        image, channel = divmod(plane, channels)
+        count = min(channels - channel, planes.stop - plane) if whole else 1
+        first = (channel * height + rows.start) * width
+        last = ((channel + count - 1) * height + rows.stop) * width
+        line = width * channels
+        top, bottom = first // line, -(-last // line)
+        block = read(slice(image * channels, (image + 1) * channels), slice(top, bottom), slice(0, width))
+        flat = block.transpose(1, 2, 0).reshape(-1)[first - top * line : last - top * line]
+        parts.append(flat.reshape(count, rows.stop - rows.start, width)[:, :, columns])
+        plane += count
+    return np.concatenate(parts)
+
+
+def _transposed(read: Reader, height: int, width: int, planes: slice, rows: slice, columns: slice) -> Floats:
+    first, last = rows.start * width, rows.stop * width
+    left, right = first // height, -(-last // height)
+    block = read(planes, slice(0, height), slice(left, right))
+    flat = block.transpose(0, 2, 1).reshape(block.shape[0], -1)[:, first - left * height : last - left * height]
+    return np.ascontiguousarray(flat.reshape(-1, rows.stop - rows.start, width)[:, :, columns])
+
+
+# ---- Agreement
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How many of `total` elements a prediction explains: `matched` ones within an ulp, of them `exact` ones.
+
+    allowed: further elements of which the plan says that they may be anything.
+    """
+
+    total: int = 0
+    matched: int = 0
+    exact: int = 0
+    allowed: int = 0
+
+    def __add__(self, other: Agreement) -> Agreement:
+        mine = self.total, self.matched, self.exact, self.allowed
+        sums = zip(mine, (other.total, other.matched, other.exact, other.allowed), strict=True)
+        return Agreement(*(left + right for left, right in sums))
+
+
+def agree(
+    predictor: Predictor, actual: Floats, predicted: Floats, box: tuple[slice, slice, slice], form: Format
+) -> tuple[Agreement, NDArray[np.bool_] | None]:
+    """Compare a box with its prediction; also where it is not explained, or None where all is.
+
+    Within one ulp; where n windows are added up in float32, also within sqrt(n) ulp of float32 of the sum of the
+    terms' magnitudes: what the order of additions may change, and what is left of it when terms cancel.
+    """
+    same = (actual == predicted) | (np.isnan(actual) & np.isnan(predicted))
+    exact = int(np.count_nonzero(same))
+    if exact == same.size:
+        return Agreement(exact, exact, exact), None
+    rest = ~same
+    near = _within_ulp(actual[rest], predicted[rest], form)
+    terms = predictor.plan.most_terms
+    if terms > 1 and predictor.plan.sums is None and not near.all():
+        slack = math.sqrt(terms) * 2.0**-23 * predictor.magnitudes(*box)[rest]
+        near |= (np.abs(actual[rest] - predicted[rest]) <= slack) & np.isfinite(slack)
+    wrong = np.zeros(same.shape, bool)
+    wrong[rest] = ~near
+    matched = exact + int(np.count_nonzero(near))
+    free = predictor.free(*box[1:])
+    allowed = 0
+    if free is not None:
+        excused = wrong & free
+        if predictor.plan.free is Free.OVERLAP:
+            # A lost or doubled addition is off by some of the terms, never by more than all of them.
+            excused &= np.abs(actual - predicted) <= predictor.magnitudes(*box) * (1 + 2.0 ** (1 - form.bits))
+        allowed = int(np.count_nonzero(excused))
+        wrong &= ~excused
+    return Agreement(same.size, matched, exact, allowed), wrong
+
+
+def _within_ulp(actual: Floats, predicted: Floats, form: Format) -> NDArray[np.bool_]:
+    # Infinity is one step from the greatest finite number.
+    past = 2.0 ** (form.most + 1)
+    one, other = (np.clip(values, -past, past) for values in (actual, predicted))
+    return np.asarray(np.abs(one - other) <= ulp(np.minimum(np.abs(one), np.abs(other)), form))
