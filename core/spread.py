@@ -5,8 +5,8 @@ so that results do not depend on tiles or threads. The source holds the windows 
 cells need, zeros where no such window exists; there is no subtraction, so NaN and infinity stay where they are.
 
 First the sums of every `width` neighbours, for the few widths there are: additions of the whole source to itself,
-moved, in one contiguous numpy call each; from four windows on by way of sums of 2, 4, 8 ... neighbours, so that
-the cost grows with the logarithm of the width. Then copies of them to the cells, by the axis' strategy:
+moved, in one contiguous numpy call each, by doubling and tripling, so that the cost grows with the logarithm of the
+width. Then copies of them to the cells, by the axis' strategy:
 
 - few, runs: neighbours covered by the same windows, a broadcast copy; for few, wide windows, and irregular ones;
 - phases: every `period`-th cell, a strided slice; for short periods;
@@ -19,6 +19,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any, Literal
 
 import numpy as np
@@ -202,24 +203,25 @@ def _takes(
     return tables
 
 
-def partial_sums(width: int) -> list[int]:
-    """Widths of the sums by doubling that the sum of `width` neighbours starts from.
+def chain(width: int) -> list[int]:
+    """How a sum of `width` neighbours is built up: 2 doubles and 3 triples the width so far, 1 adds one neighbour.
 
-    >>> partial_sums(3), partial_sums(4), partial_sums(63)
-    ([], [2], [2, 4, 8, 16])
+    >>> chain(3), chain(16), chain(63)
+    ([3], [2, 2, 2, 2], [3, 2, 1, 3, 3])
     """
-    widths, half = [], 2
-    while 2 * half <= width:
-        widths.append(half)
-        half *= 2
-    return widths
+    if width == 1:
+        return []
+    for factor in (2, 3):
+        if width % factor == 0:
+            return [*chain(width // factor), factor]
+    return [*chain(width - 1), 1]
 
 
 def scratch_size(windows: Cover, contiguous: bool, source_size: int, out_size: int) -> int:
     """Elements of scratch that `gather` needs for the cells of an axis."""
     strategy = strategy_of(windows, contiguous)
     least, greatest = width_range(windows, strategy)
-    sums = len(partial_sums(least)) + (least > 1)
+    sums = min(2, len(chain(least)))
     if strategy == "take":
         return sums * source_size + out_size
     return (sums + greatest - least) * source_size
@@ -260,22 +262,19 @@ def at(axis: int, places: slice) -> tuple[slice, ...]:
 
 def _base_sum(source: Array, step: int, width: int, slots: Iterator[Array]) -> Array:
     """Sums of `width` elements `step` apart, from each element on; those that reach past the end are undefined."""
-    if width == 1:
-        return source
-    partial = {1: source}
-    for wide in partial_sums(width):
-        partial[wide] = next(slots)
-        _add_moved(partial[wide // 2], partial[wide // 2], wide // 2 * step, partial[wide])
-    terms, moved = [], 0
-    for wide in sorted(partial, reverse=True):
-        while width - moved >= wide:
-            terms.append((partial[wide], moved * step))
-            moved += wide
-    (first, _), (second, offset), *others = terms
-    total = next(slots)
-    _add_moved(first, second, offset, total)
-    for further, offset in others:
-        _add_moved(total, further, offset, total)
+    steps = chain(width)
+    total, wide = source, 1
+    buffers = cycle([next(slots) for _ in steps[:2]])
+    for factor in steps:
+        if factor == 1:
+            _add_moved(total, source, wide * step, total)
+            wide += 1
+            continue
+        summed = next(buffers)
+        _add_moved(total, total, wide * step, summed)
+        if factor == 3:
+            _add_moved(summed, total, 2 * wide * step, summed)
+        total, wide = summed, wide * factor
     return total
 
 
