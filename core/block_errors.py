@@ -1,0 +1,335 @@
+"""Errors of one block: a run of neighbouring elements of two tensors, in float64 and in ulp.
+
+Arrays are a workspace's, flat, and hold until its next block. A pair with a NaN or an infinity on either side has
+no error: it is counted by its kind, and both its values are 0 in every array, so that sums and maxima pass it by.
+
+Most blocks of a good result hold the same bits, or values that are a few ulp apart: these take fewer passes to
+the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .precision import decode, encode
+from .products import Precision
+from .tensors import STORAGE
+
+Array = NDArray[Any]
+Float64s = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+RELATIVE_FLOOR = 1e-7
+"""Added to |expected| in the relative error |actual - expected| / (|expected| + 1e-7)."""
+
+NONFINITE = {
+    "both_nan": "both NaN",
+    "same_infinity": "the same infinity",
+    "opposite_infinity": "opposite infinities",
+    "nan_only_in_actual": "NaN only in ACTUAL",
+    "nan_only_in_expected": "NaN only in EXPECTED",
+    "infinity_only_in_actual": "infinity in ACTUAL, finite in EXPECTED",
+    "infinity_only_in_expected": "finite in ACTUAL, infinity in EXPECTED",
+}
+"""The kinds of pairs that are not both finite; each such pair is of one kind. The first two agree."""
+
+AGREEING = ("both_nan", "same_infinity")
+
+_INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
+_MANTISSA = {"float32": 23, "float16": 10, "bfloat16": 7}
+_SUBNORMAL_STEP = 2.0**-149
+
+
+class Workspace:
+    """The arrays of one block at a time, of at most `size` elements."""
+
+    def __init__(self, size: int, actual: str, expected: str) -> None:
+        """Dtypes of the two tensors; `expected` may be float32 where `actual` is a 16-bit type."""
+        self.dtypes = actual, expected
+        self.read_actual = np.empty(size, STORAGE[actual])
+        self.read_expected = np.empty(size, STORAGE[expected])
+        self.doubles = np.empty((4, size), np.float64)
+        self.singles = np.empty((3, size), np.float32)
+        self.keys = np.empty((3, size), f"i{STORAGE[actual].itemsize}")
+        self.masks = np.empty((2, size), np.bool_)
+        self.casts = np.empty((4, 0 if actual == "float32" else size), np.uint32)
+
+
+class BlockErrors:
+    """The errors of a block of ACTUAL against the same block of EXPECTED.
+
+    size: elements; differs: whether any have other bits, without which there are no errors and none of the arrays.
+    absolute: |actual - expected|; relative: that over |expected| + 1e-7; magnitude: |expected|; ulps: how many
+    numbers of ACTUAL's dtype apart, EXPECTED being rounded to it. sums: float64 sums of expected**2, expected *
+    error, error**2 and the relative error, with error = actual - expected.
+    """
+
+    def __init__(self, actual: Array, expected: Array, work: Workspace) -> None:
+        """Flat arrays of stored elements, as `STORAGE[dtype]`."""
+        self._actual, self._expected, self._work = actual, expected, work
+        self.size = actual.size
+        self.same_dtype = work.dtypes[0] == work.dtypes[1]
+        self.excluded: Mask | None = None
+        self.disagree: Mask | None = None
+        self.nonfinite: dict[str, int] = {}
+        self._single_errors: NDArray[np.float32] | None = None
+        self.magnitude: Float64s = work.doubles[0, : self.size]
+        self.absolute: Float64s = work.doubles[1, : self.size]
+        self.relative: Float64s = work.doubles[2, : self.size]
+        self.spare: Float64s = work.doubles[3, : self.size]
+        self._same, self._mask = work.masks[:, : self.size]
+        signed = work.keys.dtype
+        self._bits = actual.view(signed), self._rounded().view(signed)
+        np.equal(*self._bits, out=self._same)
+        self.differs = not (self.same_dtype and bool(self._same.all()))
+        if self.differs:
+            self._compute()
+        else:
+            self._compute_same()
+
+    def _rounded(self) -> Array:
+        """EXPECTED's elements in ACTUAL's dtype."""
+        if self.same_dtype:
+            return self._expected
+        dtype = self._work.dtypes[0]
+        bits = np.empty(self.size, STORAGE[dtype])
+        encode(self._expected.copy(), bits, dtype, Precision.AS_IS, self._work.casts)
+        return bits
+
+    # ---- The three ways to the errors
+
+    def _compute_same(self) -> None:
+        """Where all bits are the same there is nothing but the sum of squares."""
+        _, expected = self._values()
+        np.copyto(self.magnitude, expected)
+        squares = self._sum_of(self.magnitude, self.magnitude)
+        if not math.isfinite(squares):
+            self._exclude()
+            self.magnitude[self.excluded] = 0
+            squares = self._sum_of(self.magnitude, self.magnitude)
+        self.sums = (squares, 0.0, 0.0, 0.0)
+
+    def _compute(self) -> None:
+        if not (self._measure_close() and self._compute_close()):
+            self._compute_any()
+
+    def _measure_close(self) -> bool:
+        """Distances in ulp, if they are small and between numbers of the same sign; else they are left undone."""
+        a, g = self._bits
+        distance, signs, _ = self._work.keys[:, : self.size]
+        np.bitwise_xor(a, g, out=signs)
+        if not self.same_dtype or signs.min() < 0:
+            return False
+        np.subtract(a, g, out=distance)
+        np.abs(distance, out=distance)
+        self.most_ulps = int(distance.max())
+        self.ulps = distance.view(f"u{distance.itemsize}")
+        return self.most_ulps <= 1 << (_MANTISSA[self._work.dtypes[0]] - 2)
+
+    def _compute_close(self) -> bool:
+        """Of values that close the difference is exact in float32. False where some are not finite."""
+        actual, expected = self._values()
+        self._single_errors = np.subtract(actual, expected, out=self._work.singles[2, : self.size])
+        np.copyto(self.absolute, self._single_errors)
+        np.copyto(self.magnitude, expected)
+        return self._finish()
+
+    def _compute_any(self) -> None:
+        values = self._values()
+        self._single_errors = None  # They may have been of values that are not finite.
+        for double, single in zip((self.relative, self.magnitude), values, strict=True):
+            np.copyto(double, single)
+        np.subtract(self.relative, self.magnitude, out=self.absolute)
+        if not math.isfinite(float(self.absolute.sum())):
+            self._exclude()
+            self.absolute[self.excluded] = self.magnitude[self.excluded] = 0
+        finite = self._finish()
+        assert finite, "the differences of finite values are finite in float64"
+        self._measure_any()
+
+    def _finish(self) -> bool:
+        """From signed errors and expected values to everything else. False where some are not finite."""
+        d, g, e = self.absolute, self.magnitude, self.relative
+        squared = self._sum_of(d, d)
+        if not math.isfinite(squared):
+            return False
+        sums = self._sum_of(g, g), self._sum_of(g, d), squared
+        np.abs(d, out=d)
+        np.abs(g, out=g)
+        np.add(g, RELATIVE_FLOOR, out=self.spare)
+        np.divide(d, self.spare, out=e)
+        self.sums = (*sums, float(np.add.reduce(e)))
+        return True
+
+    def _sum_of(self, left: Float64s, right: Float64s) -> float:
+        return float(np.add.reduce(np.multiply(left, right, out=self.spare)))
+
+    def _measure_any(self) -> None:
+        """Distances in ulp between any two finite numbers."""
+        keys = self._work.keys[:, : self.size]
+        key_a, key_g, spare = keys
+        for bits, key in zip(self._bits, (key_a, key_g), strict=True):
+            # Magnitudes, negated for negative numbers, are in the order of the values.
+            np.bitwise_and(bits, np.iinfo(keys.dtype).max, out=key)
+            np.right_shift(bits, 8 * keys.itemsize - 1, out=spare)
+            np.bitwise_xor(key, spare, out=key)
+            np.subtract(key, spare, out=key)
+        if self.excluded is not None:
+            key_a[self.excluded] = key_g[self.excluded] = 0
+        np.maximum(key_a, key_g, out=spare)
+        np.minimum(key_a, key_g, out=key_a)
+        np.subtract(spare, key_a, out=spare)
+        self.ulps = spare.view(f"u{keys.itemsize}")
+        self.most_ulps = int(self.ulps.max())
+
+    def _values(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Both sides in float32, which holds all that may be compared."""
+        sides = (self._actual, self._expected)
+        singles = self._work.singles[:2, : self.size]
+        pairs = zip(sides, singles, self._work.dtypes, strict=True)
+        actual, expected = (_widened(bits, single, dtype, self._work.casts) for bits, single, dtype in pairs)
+        return actual, expected
+
+    # ---- What is not finite
+
+    def _exclude(self) -> None:
+        """Mark and count the pairs that are not both finite."""
+        a, g = self._values()
+        nan_a, inf_a, nan_g, inf_g = np.isnan(a), np.isinf(a), np.isnan(g), np.isinf(g)
+        both_infinite = inf_a & inf_g
+        kinds = {
+            "both_nan": nan_a & nan_g,
+            "same_infinity": both_infinite & (a == g),
+            "opposite_infinity": both_infinite & (a != g),
+            "nan_only_in_actual": nan_a & ~nan_g,
+            "nan_only_in_expected": nan_g & ~nan_a,
+            "infinity_only_in_actual": inf_a & ~inf_g & ~nan_g,
+            "infinity_only_in_expected": inf_g & ~inf_a & ~nan_a,
+        }
+        self.nonfinite = {kind: int(np.count_nonzero(mask)) for kind, mask in kinds.items()}
+        self.excluded = nan_a | inf_a | nan_g | inf_g
+        disagree = self.excluded & ~kinds["both_nan"] & ~kinds["same_infinity"]
+        self.disagree = disagree if disagree.any() else None
+        # Excluded pairs are no difference of finite values.
+        np.logical_or(self._same, self.excluded, out=self._same)
+
+    @property
+    def excluded_count(self) -> int:
+        """How many pairs are not both finite."""
+        return sum(self.nonfinite.values())
+
+    # ---- What standards and figures ask for; only where something differs
+
+    @cached_property
+    def first_most_absolute(self) -> int:
+        """Where the first of the largest absolute errors is."""
+        return int(self.absolute.argmax())
+
+    @cached_property
+    def first_most_relative(self) -> int:
+        """Where the first of the largest relative errors is."""
+        return int(self.relative.argmax())
+
+    @property
+    def most_absolute(self) -> float:
+        """The largest absolute error."""
+        return float(self.absolute[self.first_most_absolute])
+
+    @property
+    def most_relative(self) -> float:
+        """The largest relative error."""
+        return float(self.relative[self.first_most_relative])
+
+    @cached_property
+    def error_bound(self) -> float:
+        """What |actual - expected| / |expected| is at most, where that is cheap to tell; else infinity.
+
+        Errors of `u` ulp of normal numbers are at most `u * 2**-22` of them. An error over `u * 2**-149` is none
+        of a subnormal number or 0.
+        """
+        if self._single_errors is None or self._work.dtypes[0] != "float32" or self.most_ulps > 1 << 16:
+            return math.inf
+        bits = self._work.keys[1, : self.size]
+        np.bitwise_and(self._single_errors.view(np.int32), 0x7FFFFFFF, out=bits)
+        np.subtract(bits, 1, out=bits)  # Errors of 0 become the largest.
+        least = np.uint32(int(bits.view(np.uint32).min()) + 1 & 0xFFFFFFFF).view(np.float32)
+        return self.most_ulps * 2.0**-22 if least > self.most_ulps * _SUBNORMAL_STEP else math.inf
+
+    def _surely_within(self, share: float) -> bool:
+        return self.error_bound < 0.999 * share
+
+    def different(self) -> int:
+        """How many pairs of finite values differ."""
+        return int(np.count_nonzero(self.ulps if self.same_dtype else self.absolute))
+
+    def zero_signs(self) -> Mask:
+        """Where one side is +0 and the other -0."""
+        mask: Mask = (self.ulps == 0) & ~self._same
+        return mask
+
+    def zero_sign_count(self) -> int:
+        """How many pairs are zeros of opposite sign."""
+        if not self.same_dtype:
+            return int(np.count_nonzero(self.zero_signs() & (self.magnitude == 0) & (self.absolute == 0)))
+        return self.size - int(np.count_nonzero(self._same)) - self.different()
+
+    def within(self, share: float) -> int:
+        """How many finite pairs differ by at most a share of the expected value."""
+        if self._surely_within(share):
+            return self.size - self.excluded_count
+        np.multiply(self.magnitude, share, out=self.spare)
+        return int(np.count_nonzero(np.less_equal(self.absolute, self.spare, out=self._mask))) - self.excluded_count
+
+    def least_atol(self, rtol: float) -> float:
+        """The least atol that all pass with at this rtol (but for rounding up)."""
+        if self._surely_within(rtol):
+            return 0.0
+        np.multiply(self.magnitude, rtol, out=self.spare)
+        return max(0.0, float(np.subtract(self.absolute, self.spare, out=self.spare).max()))
+
+    def least_rtol(self, atol: float, known: float) -> float:
+        """The least rtol that all pass with at this atol (but for rounding up), or 0 if surely less than `known`.
+
+        Infinite where 0 is expected.
+        """
+        if self.most_absolute <= atol or self._surely_within(known):
+            return 0.0
+        np.subtract(self.absolute, atol, out=self.spare)
+        most = float(np.divide(self.spare, self.magnitude, out=self.spare).max())
+        # 0 / 0 is an error of just atol where 0 is expected, which passes.
+        return float(np.nanmax(self.spare)) if math.isnan(most) else most
+
+    def ulp_histogram(self) -> list[int]:
+        """How many finite pairs are 0, 1, 2-3, 4-7, 8-15 ... ulp apart."""
+        at_least = [self.size]
+        for power in range(self.most_ulps.bit_length()):
+            mask = np.greater_equal(self.ulps, 1 << power, out=self._mask)
+            at_least.append(int(np.count_nonzero(mask)))
+        counts = [low - high for low, high in zip(at_least, [*at_least[1:], 0], strict=True)]
+        counts[0] -= self.excluded_count
+        return counts
+
+    def values(self, index: int) -> tuple[float, float]:
+        """ACTUAL's and EXPECTED's element, whatever they are."""
+        actual, expected = self._work.dtypes
+        return scalar(self._actual[index], actual), scalar(self._expected[index], expected)
+
+
+def scalar(bits: Any, dtype: str) -> float:
+    """A stored element's value."""
+    if dtype == "bfloat16":
+        return float((np.asarray(bits, np.uint32) << np.uint32(16)).view(np.float32))
+    return float(np.asarray(bits).view(dtype))
+
+
+def _widened(bits: Array, single: NDArray[np.float32], dtype: str, casts: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Stored elements as float32: themselves, or decoded into `single`."""
+    if dtype == "float32":
+        return bits
+    decode(bits, single, dtype, Precision.AS_IS, casts)
+    return single
