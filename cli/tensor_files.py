@@ -25,15 +25,16 @@ from . import npy_format
 from .file_errors import FileError, cannot, printable, shorten
 from .new_file import NewFile
 from .positioned_io import PositionedFile
-from .tensor_layout import NUMBER_DTYPES, Layout, contiguous_runs
+from .tensor_layout import MAX_BYTES, NUMBER_DTYPES, Layout, contiguous_runs
 
 __all__ = ["FileError", "OpenTensor", "OutputTensor", "create_tensor", "open_tensor", "printable"]
 
-Role = Literal["grad_output", "self"]
+Role = Literal["grad_output", "self", "grad_input"]
 
 _WELL_KNOWN: dict[Role, tuple[str, ...]] = {
     "grad_output": ("gradOutput", "grad_output", "grad"),
     "self": ("self", "input", "x"),
+    "grad_input": ("gradInput", "grad_input", "dx"),
 }
 _DEFAULT_OUTPUT_NAME = "grad_input"
 _NAMES_SHOWN = 10
@@ -136,10 +137,13 @@ class OutputTensor:
         self.name = name
         self.spec = spec
         self._start = len(header)
+        size = self._start + spec.nbytes
+        if size > MAX_BYTES:
+            raise cannot("write", path, f"{size} bytes are more than a file can have")
         self._inputs = tuple(inputs)
         self._missing = spec.nbytes
         self._lock = threading.Lock()
-        self._file = NewFile(path, self._start + spec.nbytes)
+        self._file = NewFile(path, size)
         try:
             self._file.write(0, memoryview(header))
         except BaseException:
