@@ -68,6 +68,8 @@ def _read_preamble(file: PositionedFile, size: int) -> tuple[int, bytes, int]:
     if not start.startswith(npy.MAGIC_PREFIX):
         raise FileError(f"{file.path} is not an .npy file{looks_like(start)}")
     version = tuple(start[6:8])
+    if len(version) < 2:
+        raise FileError(f"{file.path} is cut short inside its header")
     if version not in {(1, 0), (2, 0), (3, 0)}:
         raise FileError(f"{file.path}: unknown .npy version {'.'.join(map(str, version))}, expected 1, 2 or 3")
     field = start[8 : 10 if version == (1, 0) else 12]
