@@ -301,6 +301,7 @@ def _finish(worker: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
         raise RuntimeError(f"a worker ended with {worker.returncode} {where}: {err}")
     report = json.loads(out)
     assert isinstance(report, dict)
+    report["codes"] = {int(code): count for code, count in report["codes"].items()}  # JSON's keys are text.
     return report
 
 
