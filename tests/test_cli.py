@@ -32,7 +32,7 @@ from tests.command_line import (
     zeros,
 )
 
-from poolgrad.cli import main, options, report
+from poolgrad.cli import main, options, report, signals
 from poolgrad.core import AclnnError, CubeMathType, Product
 from poolgrad.core.executor import Executor
 from poolgrad.core.products import RULES, Precision, Rules
@@ -679,7 +679,7 @@ FAILURES: list[tuple[BaseException, int, str, str]] = [
     (MemoryError(), 3, "MEMORY", "not enough memory"),
     (OSError(5, "Input/output error", "g.npy"), 3, "FILE", "^g.npy: Input/output error$"),
     (KeyboardInterrupt(), 130, "INTERRUPTED", "^interrupted$"),
-    (main.Stopped(signal.SIGTERM), 143, "TERMINATED", "^terminated by SIGTERM$"),
+    (signals.Stopped(signal.SIGTERM), 143, "TERMINATED", "^terminated by SIGTERM$"),
     (AclnnError("no such thing"), 2, "ACLNN_ERR_PARAM_INVALID", "^no such thing$"),
 ]
 
@@ -765,7 +765,7 @@ def test_signal_handlers_are_put_back(pair: list[Path]) -> None:
     assert poolgrad(*avg2d(pair)).code == 0
     assert poolgrad(*avg2d(pair, "-k", "0")).code == 2
     for signum in (signal.SIGTERM, signal.SIGINT):
-        assert signal.getsignal(signum) is not main._stop
+        assert signal.getsignal(signum) is not signals.stop
 
 
 # ---- Broken output
