@@ -92,12 +92,29 @@ def byte_size(text: str) -> int:
 
 
 @dataclass(frozen=True)
+class Judging:
+    """How a comparison judges and reports; `standard` None is the default one."""
+
+    standard: str | None
+    precision_row: str | None
+    rtol: float | None
+    atol: float | None
+    exit_zero: bool
+    plot: str | None
+
+
+@dataclass(frozen=True)
 class Job:
-    """What the two operators' commands have in common: the files, how to compute and how to report."""
+    """What the two operators' commands have in common: the files, how to compute and how to report.
+
+    output, expect: one of them may be None; judging: of the comparison with `expect`.
+    """
 
     grad_output: str
     self_tensor: str
-    output: str
+    output: str | None
+    expect: str | None
+    judging: Judging
     product: str
     accumulate: str
     threads: int | None
@@ -113,6 +130,23 @@ bf16_bits_option = click.option(
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON, errors too.")
 
+_JUDGING_OPTIONS: list[Decorator] = [
+    click.option(
+        "--standard",
+        type=click.Choice(["mere-mare", "mixed", "allclose", "exact"]),
+        help="What passes; by default mere-mare.",
+    ),
+    click.option(
+        "--precision-row",
+        type=click.Choice(["float32", "float16", "bfloat16", "hfloat32"]),
+        help="Take the thresholds of this type instead of the one that was computed in.",
+    ),
+    click.option("--rtol", type=float, metavar="X", help="For allclose; by default as torch.testing.assert_close."),
+    click.option("--atol", type=float, metavar="X", help="For allclose; by default as torch.testing.assert_close."),
+    click.option("--exit-zero", is_flag=True, help="Exit with 0 also when the comparison fails."),
+    click.option("--plot", metavar="FILE", help="Draw errors to FILE.png or FILE.svg; takes matplotlib."),
+]
+
 _JOB_ARGUMENTS: list[Decorator] = [
     click.argument("grad_output", metavar="GRAD_OUTPUT"),
     click.argument("self_tensor", metavar="SELF"),
@@ -122,10 +156,16 @@ _JOB_OPTIONS: list[Decorator] = [
     click.option(
         "-o",
         "--output",
-        required=True,
         metavar="GRAD_INPUT",
-        help="File to write, .npy or .safetensors[:NAME]. Replaced only by a complete result.",
+        help="File to write, .npy or .safetensors[:NAME]. Replaced only by a complete result. Without it, the "
+        "result is only compared, with --expect.",
     ),
+    click.option(
+        "--expect",
+        metavar="FILE[:NAME]",
+        help="A device's gradInput to compare with what is computed; exit code 1 when it fails.",
+    ),
+    *_JUDGING_OPTIONS,
     click.option(
         "--product",
         type=product_value,
@@ -170,10 +210,40 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
-        job = Job(**{field.name: values.pop(field.name) for field in fields(Job)})
-        function(job, **values)
+        judging = _judging(values)
+        _check_expectation(values["output"], values["expect"], judging)
+        given = {field.name: values.pop(field.name) for field in fields(Job) if field.name != "judging"}
+        function(Job(judging=judging, **given), **values)
 
     return _apply(_JOB_OPTIONS, command)
+
+
+def judging_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The flags of a comparison; the command gets them as one `Judging`, its first argument."""
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        function(_judging(values), **values)
+
+    return _apply(_JUDGING_OPTIONS, command)
+
+
+def _judging(values: dict[str, Any]) -> Judging:
+    return Judging(**{field.name: values.pop(field.name) for field in fields(Judging)})
+
+
+def _check_expectation(output: str | None, expect: str | None, judging: Judging) -> None:
+    """Without something to compare with there must be a file to write, and nothing about comparing."""
+    if expect is not None:
+        return
+    context = click.get_current_context()
+    if output is None:
+        raise click.UsageError("Missing option '-o' / '--output'.", context)
+    for field in fields(Judging):
+        if getattr(judging, field.name) not in (None, False):
+            raise click.UsageError(
+                f"--{field.name.replace('_', '-')} takes --expect, a file to compare with.", context
+            )
 
 
 def _apply(decorators: list[Decorator], function: Callable[..., None]) -> Callable[..., None]:

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,9 +46,9 @@ class Timing(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A tensor as the user named it; `name` is its name inside a safetensors file."""
+    """A tensor as the user named it; `name` is its name inside a safetensors file, `path` None if not in a file."""
 
-    path: str
+    path: str | None
     name: str | None
     spec: TensorSpec
 
@@ -77,7 +77,7 @@ def print_outcome(outcome: Outcome, as_json: bool) -> None:
     if as_json:
         print_json(outcome_record(outcome))
     else:
-        print_tables([_outcome_table(outcome)])
+        print_tables([outcome_table(outcome)])
 
 
 def outcome_record(outcome: Outcome) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
         "product": executor.product.value,
         "cube_math_type": None if cube_math_type is None else int(cube_math_type),
         "compute_dtype": executor.compute_dtype,
-        "grad_output": _tensor_record(outcome.grad_output),
-        "self": _tensor_record(outcome.self),
-        "grad_input": _tensor_record(outcome.grad_input),
+        "grad_output": tensor_record(outcome.grad_output),
+        "self": tensor_record(outcome.self),
+        "grad_input": tensor_record(outcome.grad_input),
         "workspace_bytes": executor.workspace_size,
         "threads": executor.threads,
         "timing_s": {name: round(seconds, 9) for name, seconds in outcome.timing._asdict().items()},
@@ -100,7 +100,8 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _tensor_record(tensor: Tensor) -> dict[str, Any]:
+def tensor_record(tensor: Tensor) -> dict[str, Any]:
+    """The JSON of a tensor."""
     return {
         "path": tensor.path,
         "name": tensor.name,
@@ -110,14 +111,20 @@ def _tensor_record(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def _outcome_table(outcome: Outcome) -> Table:
+def outcome_table(outcome: Outcome) -> Table:
+    """What was computed, of what, and what it cost."""
+    return label_table(_call_rows(outcome.executor), _tensor_rows(outcome), _cost_rows(outcome))
+
+
+def label_table(*sections: Iterable[tuple[str, str]]) -> Table:
+    """Labels and what they mean, in sections."""
     from rich.box import SIMPLE
     from rich.table import Table
 
     table = Table(box=SIMPLE, show_header=False, show_edge=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for section in (_call_rows(outcome.executor), _tensor_rows(outcome), _cost_rows(outcome)):
+    for section in sections:
         for label, text in section:
             table.add_row(plain(label), plain(text))
         table.add_section()
@@ -136,8 +143,15 @@ def _call_rows(executor: Executor) -> Iterator[tuple[str, str]]:
 def _tensor_rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     named = {"gradOutput": outcome.grad_output, "self": outcome.self, "gradInput": outcome.grad_input}
     for label, tensor in named.items():
-        where = tensor.path if tensor.name is None else f"{tensor.path}:{tensor.name}"
-        yield label, f"{printable(where)}\n{tensor.spec}, {tensor.spec.nbytes:,} bytes"
+        yield label, tensor_text(tensor)
+
+
+def tensor_text(tensor: Tensor) -> str:
+    """Where a tensor is, and what."""
+    where = "computed, not stored" if tensor.path is None else printable(tensor.path)
+    if tensor.name is not None:
+        where = f"{where}:{printable(tensor.name)}"
+    return f"{where}\n{tensor.spec}, {tensor.spec.nbytes:,} bytes"
 
 
 def _cost_rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -146,8 +160,8 @@ def _cost_rows(outcome: Outcome) -> Iterator[tuple[str, str]]:
     wall = timing.pop("total")
     yield "workspace", f"{workspace:,} bytes ({_binary_size(workspace)})"
     yield "threads", str(outcome.executor.threads)
-    yield "busy time", ", ".join(f"{name} {_seconds(spent)}" for name, spent in timing.items())
-    yield "wall time", f"{_seconds(wall)}, {outcome.throughput_gb_s:.3g} GB/s"
+    yield "busy time", ", ".join(f"{name} {seconds_text(spent)}" for name, spent in timing.items())
+    yield "wall time", f"{seconds_text(wall)}, {outcome.throughput_gb_s:.3g} GB/s"
 
 
 def _meaning(executor: Executor) -> str:
@@ -159,7 +173,8 @@ def _meaning(executor: Executor) -> str:
     }[executor.precision.name]
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Seconds for people."""
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 

@@ -31,7 +31,7 @@ BLOCK = 1 << 16
 Array = NDArray[Any]
 
 
-def check_specs(actual: TensorSpec, expected: TensorSpec, standard: Standard) -> None:
+def check_specs(actual: TensorSpec, expected: TensorSpec) -> None:
     """Refuse what cannot be compared: other shapes, and dtypes but the same or a 16-bit ACTUAL with float32."""
     for name, spec in (("ACTUAL", actual), ("EXPECTED", expected)):
         if len(spec.shape) not in (3, 4):
@@ -42,13 +42,14 @@ def check_specs(actual: TensorSpec, expected: TensorSpec, standard: Standard) ->
         raise ComparisonError(f"ACTUAL is {actual} and EXPECTED {expected}; expected the same shape")
     if actual.size == 0:
         raise ComparisonError(f"ACTUAL and EXPECTED are empty, {actual}; there is nothing to compare")
-    if actual.dtype == expected.dtype:
-        return
-    if expected.dtype != "float32":
+    if actual.dtype != expected.dtype and expected.dtype != "float32":
         raise ComparisonError(
             f"ACTUAL is {actual.dtype} and EXPECTED {expected.dtype}; expected the same dtype, or EXPECTED in float32"
         )
-    if standard.compares_bits:
+
+
+def _check_standard(actual: TensorSpec, expected: TensorSpec, standard: Standard) -> None:
+    if standard.compares_bits and actual.dtype != expected.dtype:
         raise ComparisonError(
             f"ACTUAL is {actual.dtype} and EXPECTED {expected.dtype}; the standard {standard.name} compares bits, "
             "which takes the same dtype"
@@ -111,10 +112,12 @@ class Comparison:
         windows: tuple[Windows, Windows] | None = None,
         charts: bool = False,
     ) -> None:
-        check_specs(actual, expected, standard)
+        check_specs(actual, expected)
+        _check_standard(actual, expected, standard)
         height, width = actual.shape[-2:]
         self.specs = actual, expected
         self.blocks = Tiling.of((actual.size // (height * width), height, width), BLOCK)
+        self.standard = standard
         self.figures = Figures(standard)
         self.map = ErrorMap(height, width)
         self.charts = Charts.empty() if charts else None
@@ -127,6 +130,14 @@ class Comparison:
     def worst_planes(self) -> list[Plane]:
         """The worst planes, of the flattened N*C axis, the worst first."""
         return self._planes.worst
+
+    def index(self, element: int) -> tuple[int, ...]:
+        """The index of an element of the flat tensor."""
+        return tuple(int(place) for place in np.unravel_index(element, self.specs[0].shape))
+
+    def plane_index(self, plane: int) -> tuple[int, ...]:
+        """The index of a plane of the flattened N*C axis."""
+        return self.index(plane * math.prod(self.specs[0].shape[-2:]))[:-2]
 
     def first_element(self, box: Box) -> int:
         """The place in the flat tensor of a box's first element."""
@@ -159,7 +170,7 @@ class Comparison:
 
     def _compare(self, box: Box, actual: Array, expected: Array, station: _Station) -> None:
         errors = BlockErrors(actual, expected, station.work)
-        marked = figures_of(errors, self.figures.standard, self.first_element(box), self.figures)
+        marked = figures_of(errors, self.standard, self.first_element(box), self.figures)
         self._planes.add(box, marked)
         if marked.severity is not None:
             planes, rows, columns = box.shape
@@ -189,7 +200,10 @@ class Comparison:
         threads: int = 1,
         progress: Callable[[int], None] | None = None,
     ) -> Comparison:
-        """Compare all blocks of two sources. progress: called on this thread with the elements that are done."""
+        """Compare all blocks of two sources.
+
+        progress: called now and then, on this thread, with the elements that are done.
+        """
         _Run(self, actual, expected).on_threads(min(threads, len(self.blocks)), progress)
         return self
 

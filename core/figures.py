@@ -14,6 +14,7 @@ from itertools import zip_longest
 import numpy as np
 
 from .block_errors import AGREEING, BlockErrors
+from .regions import KINDS
 from .standards import Float64s, Mask, Standard
 
 WORST = 10
@@ -226,6 +227,15 @@ class Figures:
     def least_atol(self) -> float:
         """The least atol that every finite pair passes with at the standard's rtol, rounded up."""
         return self.least_atol_exact * _ROUND_UP
+
+    def kind(self, name: str) -> RegionFigures:
+        """The figures of the cells of a kind (`core/regions`)."""
+        mask, flags = KINDS[name]
+        total = RegionFigures()
+        for code, region in self.regions.items():
+            if code & mask == flags:
+                total.merge(region)
+        return total
 
     def ratio(self, share: float) -> float:
         """The share of all pairs whose relative error is within `share`; pairs that agree without one count."""

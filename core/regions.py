@@ -13,6 +13,16 @@ from .windows import PoolWindows, Windows
 COVERED, SEVERAL, CLIPPED = 1, 2, 4
 """Flags: some window covers the cell; more than one does; one that does reaches past the input."""
 
+KINDS = {
+    "clipped": (COVERED | CLIPPED, COVERED | CLIPPED),
+    "not_clipped": (COVERED | CLIPPED, COVERED),
+    "several": (COVERED | SEVERAL, COVERED | SEVERAL),
+    "one": (COVERED | SEVERAL, COVERED),
+    "none": (COVERED, 0),
+}
+"""Kinds of cells by name: those whose flags of the first mask are just the second. The first two are all cells that
+a window covers, as are the next two."""
+
 Codes = NDArray[np.uint8]
 
 
