@@ -1,16 +1,12 @@
-"""`poolgrad avg2d`: flags to arguments, one core call, report."""
+"""`poolgrad avg2d`: its flags, and the job that they make."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from .options import Job, cube_math_type_number, integer, integers, job_arguments, job_options
-
-if TYPE_CHECKING:
-    from poolgrad.core import TensorSpec
-    from poolgrad.core.executor import Executor
+from .options import Common, cube_math_type_number, integer, integers, job_arguments, job_options
 
 
 @click.command("avg2d")
@@ -46,16 +42,7 @@ if TYPE_CHECKING:
     help="0 KEEP_DTYPE (the default), 1 ALLOW_FP32_DOWN_PRECISION, 2 USE_FP16 or 3 USE_HF32.",
 )
 @job_options
-def command(
-    job: Job,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] | None,
-    padding: tuple[int, ...],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int,
-    cube_math_type: int,
-) -> None:
+def command(common: Common, **parameters: Any) -> None:
     """Compute gradInput of aclnnAvgPool2dBackward.
 
     GRAD_OUTPUT and SELF are .npy or .safetensors files; FILE.safetensors:NAME picks a tensor. SELF, the
@@ -65,26 +52,6 @@ def command(
     Example: a 3x3 pooling with stride 2 and padding 1
         poolgrad avg2d grad_output.npy self.npy -o grad_input.npy -k 3 -s 2 -p 1
     """
-    from poolgrad.core import plan_avg_pool2d_backward
+    from .run import run_command
 
-    from .run import run_job
-
-    def plan(grad_output: TensorSpec, self: TensorSpec) -> Executor:
-        return plan_avg_pool2d_backward(
-            grad_output,
-            self,
-            kernel_size,
-            stride or (),
-            padding,
-            ceil_mode,
-            count_include_pad,
-            divisor_override,
-            cube_math_type,
-            product=job.product,
-            accumulate=job.accumulate,
-            threads=job.threads,
-            workspace_limit=job.workspace_limit,
-            staging=True,
-        )
-
-    run_job(job, plan)
+    run_command("avg2d", common, parameters)

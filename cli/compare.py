@@ -91,7 +91,7 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except ComparisonError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from error
+        raise click.UsageError(str(error), click.get_current_context(silent=True)) from error
 
 
 def start_comparison(

@@ -42,15 +42,25 @@ def show(result: Result, as_json: bool) -> None:
     if not as_json:
         report.print_tables(list(_page(result)))
         return
-    status = "ok" if result.comparison.figures.passed else "failed"
     record = comparison_record(result)
     if result.outcome is None:
-        report.print_json({"op": "compare", **record}, status)
+        report.print_json({"op": "compare", **record}, status(result))
     else:
-        report.print_json({**report.outcome_record(result.outcome), "comparison": record}, status)
+        report.print_json(job_record(result.outcome, result), status(result))
+
+
+def status(result: Result | None) -> str:
+    """The status of a job that ended with this comparison, or with none."""
+    return "ok" if result is None or result.comparison.figures.passed else "failed"
 
 
 # ---- JSON
+
+
+def job_record(outcome: report.Outcome, result: Result | None) -> dict[str, Any]:
+    """The JSON of a finished job, with its comparison if there was one, but for schema and status."""
+    record = report.outcome_record(outcome)
+    return record if result is None else {**record, "comparison": comparison_record(result)}
 
 
 def comparison_record(result: Result) -> dict[str, Any]:

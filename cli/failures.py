@@ -62,6 +62,5 @@ def _os_message(error: OSError) -> str:
 
 
 def _usage_message(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else "poolgrad"
-    return f"{error.format_message().rstrip('.')} (see '{path} --help')"
+    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    return f"{message} (see '{context.command_path} --help')" if context else message

@@ -104,7 +104,7 @@ class Judging:
 
 
 @dataclass(frozen=True)
-class Job:
+class Common:
     """What the two operators' commands have in common: the files, how to compute and how to report.
 
     output, expect: one of them may be None; judging: of the comparison with `expect`.
@@ -206,14 +206,13 @@ def job_arguments(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def job_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Every shared flag; the command gets them and the two files as one `Job`, its first argument."""
+    """Every shared flag; the command gets them and the two files as one `Common`, its first argument."""
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
-        judging = _judging(values)
-        _check_expectation(values["output"], values["expect"], judging)
-        given = {field.name: values.pop(field.name) for field in fields(Job) if field.name != "judging"}
-        function(Job(judging=judging, **given), **values)
+        common = take_common(values)
+        _check_expectation(common)
+        function(common, **values)
 
     return _apply(_JOB_OPTIONS, command)
 
@@ -232,18 +231,27 @@ def _judging(values: dict[str, Any]) -> Judging:
     return Judging(**{field.name: values.pop(field.name) for field in fields(Judging)})
 
 
-def _check_expectation(output: str | None, expect: str | None, judging: Judging) -> None:
+def take_common(values: dict[str, Any]) -> Common:
+    """Move what is common to both commands out of all their values."""
+    judging = _judging(values)
+    given = {field.name: values.pop(field.name) for field in fields(Common) if field.name != "judging"}
+    return Common(judging=judging, **given)
+
+
+def given_judging(judging: Judging) -> list[str]:
+    """The names of what was given about a comparison."""
+    return [field.name for field in fields(Judging) if getattr(judging, field.name) not in (None, False)]
+
+
+def _check_expectation(common: Common) -> None:
     """Without something to compare with there must be a file to write, and nothing about comparing."""
-    if expect is not None:
+    if common.expect is not None:
         return
     context = click.get_current_context()
-    if output is None:
+    if common.output is None:
         raise click.UsageError("Missing option '-o' / '--output'.", context)
-    for field in fields(Judging):
-        if getattr(judging, field.name) not in (None, False):
-            raise click.UsageError(
-                f"--{field.name.replace('_', '-')} takes --expect, a file to compare with.", context
-            )
+    for name in given_judging(common.judging):
+        raise click.UsageError(f"--{name.replace('_', '-')} takes --expect, a file to compare with.", context)
 
 
 def _apply(decorators: list[Decorator], function: Callable[..., None]) -> Callable[..., None]:

@@ -2,41 +2,100 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poolgrad.core import TensorSpec
+from poolgrad.core import TensorSpec, plan_adaptive_avg_pool2d_backward, plan_avg_pool2d_backward
 from poolgrad.core.executor import Executor
 from poolgrad.core.tiles import TileSink
 
 from . import report
-from .options import Job
+from .options import Common
 from .tensor_files import OpenTensor, OutputTensor, create_tensor, open_tensor
 
 if TYPE_CHECKING:
     from poolgrad.core.comparison import Comparison, ComparisonSink
 
+    from .comparison_report import Result
+
 Plan = Callable[[TensorSpec, TensorSpec], Executor]
 
+Watch = Callable[[int], AbstractContextManager[Callable[[int], None] | None]]
+"""From the bytes of gradInput to what is to be told how many of them are done."""
 
-def run_job(job: Job, plan: Plan) -> None:
-    """Compute `job` with the executor that `plan` makes of gradOutput's and self's spec."""
-    if job.expect is None:
-        outcome = _compute(job, plan)
-        if not job.quiet:
-            report.print_outcome(outcome, as_json=job.as_json)
-    else:
-        with open_tensor(job.expect, "grad_input", job.bf16_bits) as actual:
-            _compare(job, plan, actual)
+_PLANS: dict[str, Callable[..., Executor]] = {
+    "avg2d": plan_avg_pool2d_backward,
+    "adaptive2d": plan_adaptive_avg_pool2d_backward,
+}
 
 
-def _compute(job: Job, plan: Plan, expectation: _Expectation | None = None) -> report.Outcome:
+class Resources(NamedTuple):
+    """What a job may use. workspace: gives a buffer of at least so many bytes; without, each run allocates one."""
+
+    watch: Watch
+    workspace: Callable[[int], Any] | None = None
+
+
+def run_command(operator: str, common: Common, parameters: Mapping[str, Any]) -> None:
+    """Run one job and report it as its command is to."""
+
+    def watch(total: int) -> AbstractContextManager[Callable[[int], None] | None]:
+        shown = not (common.quiet or common.as_json) and report.is_terminal_stderr()
+        return report.progress(total, shown)
+
+    outcome, result = compute(operator, common, parameters, Resources(watch))
+    if result is None:
+        if not common.quiet:
+            report.print_outcome(outcome, as_json=common.as_json)
+        return
+    from . import comparison_report
+    from .compare import draw_plot, finish
+
+    draw_plot(common.judging, result.comparison)
+    if not common.quiet:
+        comparison_report.show(result, common.as_json)
+    finish(common.judging, result.comparison)
+
+
+def compute(
+    operator: str, common: Common, parameters: Mapping[str, Any], resources: Resources
+) -> tuple[report.Outcome, Result | None]:
+    """Compute gradInput, and compare it if there is something to compare with."""
+    plan = _plan(operator, common, parameters)
+    if common.expect is None:
+        return _compute(common, plan, resources), None
+    from .comparison_report import Result
+
+    with open_tensor(common.expect, "grad_input", common.bf16_bits) as actual:
+        expectation = _Expectation(common, actual)
+        outcome = _compute(common, plan, resources, expectation)
+    made = report.Tensor(actual.path, actual.name, actual.spec)
+    return outcome, Result(expectation.comparison, made, outcome.grad_input, expectation.busy, outcome)
+
+
+def _plan(operator: str, common: Common, parameters: Mapping[str, Any]) -> Plan:
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return functools.partial(
+        _PLANS[operator],
+        **given,
+        product=common.product,
+        accumulate=common.accumulate,
+        threads=common.threads,
+        workspace_limit=common.workspace_limit,
+        staging=True,
+    )
+
+
+def _compute(
+    common: Common, plan: Plan, resources: Resources, expectation: _Expectation | None = None
+) -> report.Outcome:
     start = time.perf_counter()
     with (
-        open_tensor(job.grad_output, "grad_output", job.bf16_bits) as grad_output,
-        open_tensor(job.self_tensor, "self", job.bf16_bits) as self,
+        open_tensor(common.grad_output, "grad_output", common.bf16_bits) as grad_output,
+        open_tensor(common.self_tensor, "self", common.bf16_bits) as self,
     ):
         executor = plan(grad_output.spec, self.spec)
         planned = time.perf_counter()
@@ -44,12 +103,13 @@ def _compute(job: Job, plan: Plan, expectation: _Expectation | None = None) -> r
             expectation.start(executor)
         checked = time.perf_counter()
         inputs = [grad_output, self] + ([expectation.actual] if expectation else [])
-        with _output(job, executor.grad_input, inputs) as grad_input:
+        with _output(common, executor.grad_input, inputs) as grad_input:
             created = time.perf_counter()
             sink: TileSink | None = grad_input if expectation is None else expectation.sink(grad_input)
             assert sink is not None, "there is a file to write or one to compare with"
-            with report.progress(executor.grad_input.nbytes, _shows_progress(job)) as progress:
-                stats = executor.run(grad_output.source(), sink, progress=progress)
+            workspace = resources.workspace and resources.workspace(executor.workspace_size)
+            with resources.watch(executor.grad_input.nbytes) as progress:
+                stats = executor.run(grad_output.source(), sink, workspace, progress)
             computed = time.perf_counter()
             _complete(grad_input, inputs)
             end = time.perf_counter()
@@ -74,12 +134,12 @@ def _compute(job: Job, plan: Plan, expectation: _Expectation | None = None) -> r
 
 
 @contextmanager
-def _output(job: Job, spec: TensorSpec, inputs: list[OpenTensor]) -> Iterator[OutputTensor | None]:
+def _output(common: Common, spec: TensorSpec, inputs: list[OpenTensor]) -> Iterator[OutputTensor | None]:
     """The file to write, if one is asked for."""
-    if job.output is None:
+    if common.output is None:
         yield None
         return
-    with create_tensor(job.output, spec, inputs) as output:
+    with create_tensor(common.output, spec, inputs) as output:
         yield output
 
 
@@ -95,8 +155,8 @@ def _complete(output: OutputTensor | None, inputs: list[OpenTensor]) -> None:
 class _Expectation:
     """What a job's result is compared with."""
 
-    def __init__(self, job: Job, actual: OpenTensor) -> None:
-        self._job = job
+    def __init__(self, common: Common, actual: OpenTensor) -> None:
+        self._common = common
         self._sink: ComparisonSink | None = None
         self.actual = actual
         self.comparison: Comparison
@@ -107,7 +167,7 @@ class _Expectation:
 
         windows = executor.task.rows, executor.task.columns
         spec, computed_in = executor.grad_input, executor.compute_dtype
-        self.comparison = start_comparison(self._job.judging, self.actual.spec, spec, computed_in, windows)
+        self.comparison = start_comparison(self._common.judging, self.actual.spec, spec, computed_in, windows)
 
     def sink(self, inner: TileSink | None) -> ComparisonSink:
         """Compares tiles, and passes them on."""
@@ -120,22 +180,3 @@ class _Expectation:
     def busy(self) -> float:
         """Seconds spent comparing, over all threads."""
         return self._sink.busy if self._sink else 0.0
-
-
-def _compare(job: Job, plan: Plan, actual: OpenTensor) -> None:
-    from . import comparison_report
-    from .compare import draw_plot, finish
-
-    expectation = _Expectation(job, actual)
-    outcome = _compute(job, plan, expectation)
-    comparison = expectation.comparison
-    made = report.Tensor(actual.path, actual.name, actual.spec)
-    draw_plot(job.judging, comparison)
-    if not job.quiet:
-        result = comparison_report.Result(comparison, made, outcome.grad_input, expectation.busy, outcome)
-        comparison_report.show(result, job.as_json)
-    finish(job.judging, comparison)
-
-
-def _shows_progress(job: Job) -> bool:
-    return not (job.quiet or job.as_json) and report.is_terminal_stderr()
