@@ -59,6 +59,7 @@ class Job:
     shape: tuple[int, int, int, int] = (1, 16, 512, 512)
     kernel: int = 3
     flags: tuple[str, ...] = ()
+    accumulate: str = "float32"
     old: bytes = b"the old result"
 
     def __post_init__(self) -> None:
@@ -71,8 +72,8 @@ class Job:
     @functools.cached_property
     def result(self) -> bytes:
         """What must be in the target in the end."""
-        like = TensorSpec(self.shape, np.float32)
-        return npy(avg_pool2d_backward(self._grad_output, like, self.kernel, 2, self.kernel // 2))
+        like, pad = TensorSpec(self.shape, np.float32), self.kernel // 2
+        return npy(avg_pool2d_backward(self._grad_output, like, self.kernel, 2, pad, accumulate=self.accumulate))
 
     @property
     def target(self) -> Path:
@@ -81,7 +82,7 @@ class Job:
     @property
     def command(self) -> list[str]:
         files = [str(self.directory / name) for name in ("grad_output.npy", "self.npy", "out.npy")]
-        numbers = ["-k", str(self.kernel), "-s", "2", "-p", str(self.kernel // 2)]
+        numbers = [f"-k{self.kernel}", "-s2", f"-p{self.kernel // 2}", "--accumulate", self.accumulate]
         return ["avg2d", *files[:2], "-o", files[2], *numbers, "--quiet", *self.flags]
 
     def start(self, code: str = "") -> subprocess.Popen[bytes]:

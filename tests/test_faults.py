@@ -21,13 +21,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.command_line import Result, environment, poolgrad, poolgrad_process
 from tests.faults import ENTRY, NAMED, TEMPORARY, UNNAMED, UP, WORKING, Job, kill_at_random, stop, stop_at_random
 
-from poolgrad.cli.tensor_files import FileSource
+from poolgrad.cli.tensor_files import FileSource, create_tensor
+from poolgrad.core import TensorSpec
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals, limits and permissions")
 
@@ -96,10 +98,10 @@ def _interruptible() -> Iterator[None]:
 @pytest.mark.parametrize("signum", STOPS)
 def test_stopped_in_the_middle_of_much_work(tmp_path: Path, signum: signal.Signals, named: bool) -> None:
     took = []
-    # Large tiles; and so many small ones that the whole takes a minute.
-    for run, tiles in enumerate([(), ("--workspace-limit", "256KiB")]):
-        job = Job(tmp_path, (1, 16, 1024, 1024), 31, ("--accumulate", "float64", *tiles))
-        job.reset(with_old=run == 1)
+    # Large tiles; on the thread that gets the signal; so many small ones that the whole takes minutes.
+    for run, tiles in enumerate([(), ("--threads", "1"), ("--threads", "2", "--workspace-limit", "512KiB")]):
+        job = Job(tmp_path, (1, 16, 1024, 1024), 31, tiles, "float64")
+        job.reset(with_old=run > 0)
         process = job.start((NAMED if named else "") + WORKING)
         took.append(stop(job, process, signum, 0.05 * run))
         assert process.returncode == 128 + signum
@@ -249,6 +251,20 @@ def test_a_full_disk(job: Job) -> None:
     result = in_small_file_system(job, script)
     assert (result.code, result.out) == (3, "out.npy\nold")
     assert result.error == "poolgrad avg2d: cannot write out.npy: No space left on device (65664 bytes are needed)"
+
+
+def test_space_is_claimed_in_steps_where_there_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal waits for the end of a call, but a disk should not be filled only to find that it was too small."""
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _, offset, size: calls.append((offset, size)))
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=1 << 20))
+    size = 200 << 20
+    with create_tensor(str(tmp_path / "out.npy"), TensorSpec((1, 50, 1 << 20), "float32"), []):
+        assert [offset for offset, _ in calls] == list(range(0, size, 64 << 20))
+        assert [offset + size for offset, size in calls] == [*range(64 << 20, size, 64 << 20), size + 128]
+    calls.clear()
+    with create_tensor(str(tmp_path / "out.npy"), TensorSpec((1, 250, 1 << 20), "float32"), []):
+        assert calls == [(0, (1000 << 20) + 128)]
 
 
 def test_space_is_claimed_before_the_work_starts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

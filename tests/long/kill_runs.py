@@ -62,7 +62,7 @@ def _stop(directory: Path, runs: int, signum: signal.Signals, chance: random.Ran
     """Runs from start to end, and runs on files of a gigabyte that are well under way."""
     took = stop_at_random(Job(directory, (1, 64, 512, 512)), runs, signum, chance.random() < 0.5, chance)
     print(f"{runs} stopped by {signum.name} at random: at most {max(took):.2f} s", flush=True)
-    job, large = Job(directory, (1, 64, 2048, 2048), 15, ("--accumulate", "float64")), []
+    job, large = Job(directory, (1, 64, 2048, 2048), 15, accumulate="float64"), []
     for run in range(runs):
         job.reset(with_old=run % 2 == 1)
         process = job.start((NAMED if run % 4 > 1 else "") + WORKING)
