@@ -16,6 +16,7 @@ COMMANDS = {
     "avg2d": "gradInput of aclnnAvgPool2dBackward, from files to a file.",
     "adaptive2d": "gradInput of aclnnAdaptiveAvgPool2dBackward, from files to a file.",
     "compare": "Whether one tensor is another, by an accuracy standard, and where not.",
+    "diagnose": "Name the cause of a wrong gradInput.",
     "inspect": "What is in tensor files: names, dtypes, shapes, figures, faults.",
     "products": "What each Ascend product takes, and what cubeMathType means.",
 }

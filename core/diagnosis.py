@@ -20,7 +20,7 @@ from .inference import Lines, calls_that_fit, divisors_in, factors_in, lines_of,
 from .operators import available_cpus
 from .prediction import FORMATS, Agreement, Floats, Format, Plan, Predictor, agree, rounded
 from .status import AclnnError
-from .tensors import STORAGE
+from .tensors import STORAGE, TensorSpec
 from .tiles import Box, TileSource, Tiling
 
 SAMPLE = 1 << 17
@@ -36,6 +36,9 @@ MOST_BASES = 3
 MOST_LINES = 1 << 10
 """Rows and columns whose sums are looked at."""
 
+_FAULT_KEYS = frozenset(entry.key for entry in FAULTS)
+_PARAMETER_KEYS = frozenset(entry.key for entry in PARAMETERS)
+
 Progress = Callable[[int], None]
 
 
@@ -45,7 +48,7 @@ class Explanation:
 
     key: its key in the table, `as_believed`, `adaptive2d` or `windows`; phrase: what it is, to read well after "This
     is "; call: the call it starts from. whole: whether all of the tensor was compared, or the sample alone.
-    same: phrases of others that predict the same.
+    same: others that predict the same. idle: among them, a fault that does not show on a call that is among them too.
     """
 
     key: str
@@ -57,6 +60,12 @@ class Explanation:
     whole: bool = False
     digest: bytes = b""
     same: tuple[Explanation, ...] = ()
+    idle: bool = False
+
+    @property
+    def rivals(self) -> list[Explanation]:
+        """What predicts the same and would have to be told apart."""
+        return [other for other in self.same if not other.idle]
 
     @property
     def explains(self) -> bool:
@@ -85,11 +94,17 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The outcome: explanations, best first. refusal: why the believed call is none, if it is rejected."""
+    """The outcome: explanations, best first.
+
+    believed: the call as it was believed to be; refusal: why the operator rejects it, if so. note: what is to be
+    known of the comparison.
+    """
 
     elements: int
     ranked: tuple[Explanation, ...]
     refusal: str | None = None
+    believed: Call | None = None
+    note: str | None = None
 
     @property
     def found(self) -> Explanation | None:
@@ -122,6 +137,7 @@ class Evidence:
         height, width = self.call.self.shape[-2:]
         self.extents = (self.call.self.size // (height * width), height, width)
         self.sample = sample_boxes(self.extents, SAMPLE)
+        self.complete = len(self.sample) == 1 and box_size(self.sample[0]) == self.call.self.size
         self._kept: dict[str, Floats] = {}
 
     def given(self, planes: slice, rows: slice, columns: slice) -> Floats:
@@ -221,26 +237,63 @@ def _groups(planes: int, wanted: int) -> list[slice]:
 # ---- Hypotheses
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """What is known of the three tensors before they are read. adaptive: adaptive2d, which always fits them."""
+
+    adaptive: Call
+    actual_dtype: str
+
+    @classmethod
+    def checked(cls, grad_output: TensorSpec, self: TensorSpec, actual: TensorSpec, product: str) -> Tensors:
+        """Raise AclnnError for tensors that no call takes, and for an `actual` that cannot be compared."""
+        call = Call("adaptive2d", grad_output, self, product)
+        call.check()
+        if actual.shape != self.shape:
+            raise AclnnError(f"ACTUAL is {actual}; expected {self}, as self{_order_hint(actual, self)}")
+        taken = list(FORMATS) if self.dtype == "float32" else ["float32", self.dtype]
+        if actual.dtype not in taken:
+            raise AclnnError(f"ACTUAL is {actual.dtype} and self {self.dtype}; expected {' or '.join(taken)}")
+        return cls(call, actual.dtype)
+
+    @property
+    def note(self) -> str | None:
+        """What is done where ACTUAL has another dtype than self."""
+        own = self.adaptive.self.dtype
+        if self.actual_dtype == own:
+            return None
+        if own == "float32":
+            return f"self is float32: predictions are rounded to {self.actual_dtype}, to compare them"
+        return f"self is {own}: ACTUAL is rounded to it, to compare it"
+
+
+def _order_hint(actual: TensorSpec, self: TensorSpec) -> str:
+    channels, height, width = self.shape[-3:]
+    orders = {"channels-last": (height, width, channels), "with H and W exchanged": (channels, width, height)}
+    for name, order in orders.items():
+        if actual.shape == (*self.shape[:-3], *order):
+            return f"; it seems to be {name}, and is to be transposed"
+    return ""
+
+
 def diagnose(
-    believed: Call | None,
+    tensors: Tensors,
     grad_output: TileSource,
     actual: TileSource,
-    tensors: Call,
-    actual_dtype: str,
+    believed: Call | None = None,
     operators: Sequence[str] = ("avg2d", "adaptive2d"),
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Explain `actual` as a gradInput.
+    """Explain `actual`, tiles of what a device made, as a gradInput of `grad_output`.
 
-    believed: the call as it is believed to be, or None. tensors: any call on the tensors, for specs and product.
-    actual: tiles of what the device made, of self's shape, in `actual_dtype`. operators: those that are tried.
-    progress: called with the elements compared so far.
+    believed: the call as it is believed to be, or None. operators: those that are tried. progress: called with the
+    elements compared so far.
     """
-    evidence = Evidence(tensors, grad_output, actual, actual_dtype)
+    evidence = Evidence(tensors.adaptive, grad_output, actual, tensors.actual_dtype)
     search = _Search(evidence, believed, tuple(operators), threads or available_cpus(), progress)
     with np.errstate(all="ignore"):
-        return search.run()
+        return replace(search.run(), believed=believed, note=tensors.note)
 
 
 @dataclass(frozen=True)
@@ -278,9 +331,12 @@ class _Search:
             if not wrong:
                 break
             self.evidence.sample += [box for box in wrong if box not in self.evidence.sample]
-        if ranked and not (ranked[0].whole and ranked[0].explains):
-            self._confirm([one for one in ranked if one.explains][:MOST_CONFIRMED] or ranked[:1])
-            ranked = self._rank(ranked)
+        for _ in range(ROUNDS):
+            if ranked and not ranked[0].whole:
+                self._confirm([ranked[0]])
+                ranked = self._rank(ranked)
+        if any(_settles(one) for one in ranked):
+            ranked = [one for one in ranked if one.key not in PARTIAL]
         return Diagnosis(self.evidence.call.self.size, tuple(_grouped(ranked)), self.refusal)
 
     def _rank(self, explanations: Iterable[Explanation]) -> list[Explanation]:
@@ -304,20 +360,20 @@ class _Search:
     # -- What is tried
 
     def _explanations(self) -> list[Explanation]:
-        """All hypotheses on the sample; windows that fit are searched for, and faults tried on them, only at need."""
-        bases = self._bases()
+        """All hypotheses on the sample; windows that fit are searched for, and more tried on them, only at need."""
         found: list[Explanation] = []
-        for base in bases:
-            found += self._scored(_ideas_of(base, self._label(base.call)))
+        for base in self._bases():
+            found += self._scored(_ideas_of(base, base.call.operator))
         found += self._adaptive(found)
+        windows: list[Explanation] = []
         if "avg2d" in self.operators and not _explained(found):
-            found += self._windows()
-        if not _explained(found):
-            calls = {one.call: one for one in sorted(found, key=lambda one: one.rank) if one.call != self.believed}
-            for call, one in list(calls.items())[:MOST_BASES]:
-                base = Base(call, plan_of(call), self.evidence)
-                found += self._scored(_faults_of(base, one.phrase))
-        return found
+            windows = self._windows()
+        if not _explained(found + windows):
+            known = [one for one in sorted(found, key=lambda one: one.rank) if one.key in _PARAMETER_KEYS]
+            # Of what explains nothing, the likeliest windows may still need another precision, or hide a fault.
+            for one in known[:MOST_BASES] + windows[:MOST_BASES]:
+                found += self._scored(_ideas_beyond(Base(one.call, one.plan, self.evidence), one.phrase))
+        return found + windows
 
     def _bases(self) -> list[Base]:
         """The believed call, legal or not."""
@@ -347,12 +403,13 @@ class _Search:
         lines = evidence.lines(0), evidence.lines(1)
         boxes = sample_boxes(evidence.extents, SCREEN)
         screened = []
-        for call in calls_that_fit(evidence.call, lines):
+        pattern = self.believed if self.believed and self.believed.operator == "avg2d" else evidence.call
+        for call in calls_that_fit(pattern, lines):
             for made in self._with_divisors(call):
                 plan = plan_of(made)
                 share = self._score(plan, boxes)[0].matched
                 screened.append((share, made, plan))
-        screened.sort(key=lambda item: -item[0])
+        screened.sort(key=lambda item: (-item[0], item[1].divisor_override != 0))
         ideas = [
             _Idea("windows", str(call), "Another kernel, stride or padding fits the shapes.", call, plan)
             for _, call, plan in screened[: 2 * MOST_CONFIRMED]
@@ -368,9 +425,6 @@ class _Search:
             if divisor != plan_of(call).common_divisor:
                 yield replace(call, divisor_override=divisor)
 
-    def _label(self, call: Call) -> str:
-        return call.operator
-
     # -- Scores
 
     def _scored(self, ideas: Iterable[_Idea]) -> list[Explanation]:
@@ -379,7 +433,8 @@ class _Search:
             agreement, digest = self._score(idea.plan, self.evidence.sample)
             if idea.key in PARTIAL and not agreement.allowed:
                 continue
-            scored.append(Explanation(**vars(idea), agreement=agreement, digest=digest))
+            whole = self.evidence.complete
+            scored.append(Explanation(**vars(idea), agreement=agreement, whole=whole, digest=digest))
         return scored
 
     def _score(self, plan: Plan, boxes: Sequence[Box]) -> tuple[Agreement, bytes]:
@@ -477,6 +532,19 @@ def _ideas_of(base: Base, label: str) -> Iterator[_Idea]:
         yield from _faults_of(base, label)
 
 
+def _ideas_beyond(base: Base, label: str) -> Iterator[_Idea]:
+    """What is tried on a call that was not believed: no other windows, and faults that predict every cell.
+
+    Cells may be left open only on a call that somebody believes in: on any call they explain too much.
+    """
+    for hypothesis in PARAMETERS:
+        if hypothesis.key in ("divisor_override", "cube_math_type") and base.call.operator in hypothesis.operators:
+            for call, _ in hypothesis.change(base):
+                if call.is_legal:
+                    yield _Idea(hypothesis.key, str(call), hypothesis.sentence, call, plan_of(call))
+    yield from (idea for idea in _faults_of(base, label) if idea.key not in PARTIAL)
+
+
 def _faults_of(base: Base, label: str) -> Iterator[_Idea]:
     joined = f"{label}, and with" if " with " in label else f"{label} with"
     for hypothesis in FAULTS:
@@ -498,5 +566,7 @@ def _grouped(ranked: Sequence[Explanation]) -> Iterator[Explanation]:
         key = (one.whole, one.digest or one.plan.identity)
         groups.setdefault(key, []).append(one)
     for first, *others in groups.values():
-        phrases = {first.phrase: first} | {other.phrase: other for other in others}
-        yield replace(first, same=tuple(other for phrase, other in phrases.items() if phrase != first.phrase))
+        calls = [one.call for one in (first, *others) if one.key not in _FAULT_KEYS]
+        phrases = {other.phrase: other for other in others if other.phrase != first.phrase}
+        same = [replace(other, idle=other.key in _FAULT_KEYS and other.call in calls) for other in phrases.values()]
+        yield replace(first, same=tuple(sorted(same, key=lambda other: other.idle)))

@@ -136,6 +136,41 @@ class Hypothesis:
 # ---- The plan of a call
 
 
+def believed_call(
+    tensors: Call,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...] | None,
+    padding: tuple[int, ...],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int,
+    cube_math_type: int,
+) -> Call:
+    """avg2d on the tensors of another call; arguments as of `avg_pool2d_backward`.
+
+    Raises AclnnError for numbers that no call can have. What only does not go with the shapes is let pass.
+    """
+    kernel = _pair("kernelSize", kernel_size, 1)
+    return replace(
+        tensors,
+        operator="avg2d",
+        kernel=kernel,
+        stride=_pair("stride", stride, 1) if stride else kernel,
+        padding=_pair("padding", padding, 0),
+        ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad,
+        divisor_override=divisor_override,
+        cube_math_type=cube_math_type,
+    )
+
+
+def _pair(name: str, values: tuple[int, ...], least: int) -> Pair:
+    if len(values) not in (1, 2) or not all(least <= value < 2**62 for value in values):
+        text = ",".join(map(str, values))
+        raise AclnnError(f"{name} is {text}; expected one integer or two (H, W), at least {least} and below 2^62")
+    return values[0], values[-1]
+
+
 def plan_of(call: Call) -> Plan:
     """What a legal call is to compute."""
     rows, columns = (axis_of(call, axis) for axis in (0, 1))
@@ -223,8 +258,13 @@ def _divisor_override(base: Base) -> Iterator[tuple[Call, str]]:
     if base.plan is None:
         return
     for divisor in base.evidence.divisors(base.plan):
-        if divisor != base.call.divisor_override:
+        if divisor != base.plan.common_divisor:
             yield replace(base.call, divisor_override=divisor), str(divisor)
+
+
+def _fp16_for_hf32(base: Base) -> Iterator[tuple[Call, str]]:
+    if base.call.cube_math_type == CubeMathType.ALLOW_FP32_DOWN_PRECISION and base.call.precision is Precision.HF32:
+        yield replace(base.call, cube_math_type=int(CubeMathType.USE_FP16)), ""
 
 
 def _cube_math_type(base: Base) -> Iterator[tuple[Call, str]]:
@@ -236,11 +276,13 @@ def _cube_math_type(base: Base) -> Iterator[tuple[Call, str]]:
 def _product(base: Base) -> Iterator[tuple[Call, str]]:
     """Products that lower this call differently, and modes that come to what this product never does."""
     call = base.call
-    own = [replace(call, cube_math_type=int(mode)).precision for mode in CubeMathType]
-    for product, mode in combinations(Product, dict.fromkeys((call.cube_math_type, *range(4)))):
+    own = {replace(call, cube_math_type=int(mode)).precision for mode in CubeMathType} | {None}
+    seen = {None, call.precision}
+    for mode, product in combinations(dict.fromkeys((call.cube_math_type, *range(4))), Product):
         other = replace(call, product=product.value, cube_math_type=mode)
         same_mode = mode == call.cube_math_type
-        if other.precision not in ({None, call.precision} if same_mode else {None, *own}):
+        if other.precision not in (seen if same_mode else seen | own):
+            seen.add(other.precision)
             yield other, product.value + f" and cube_math_type={mode}" * (not same_mode)
 
 
@@ -278,6 +320,13 @@ PARAMETERS: tuple[Hypothesis, ...] = (
         "divisor_override={}",
         "Every window is divided by this number, which the data show.",
         _divisor_override,
+        ("avg2d",),
+    ),
+    Hypothesis(
+        "fp16_for_hf32",
+        "FP16 where the documents say HF32",
+        "cubeMathType 1 casts to float16, as the published source of the operator appears to.",
+        _fp16_for_hf32,
         ("avg2d",),
     ),
     Hypothesis(
@@ -459,11 +508,6 @@ def _sums_in_16_bits(base: Base) -> Iterator[tuple[Plan, str]]:
         yield replace(plan, sums=form), form.name
 
 
-def _fp16_for_hf32(base: Base) -> Iterator[tuple[Plan, str]]:
-    if base.call.precision is Precision.HF32:
-        yield replace(base.planned, given=FLOAT16, result=FLOAT16), ""
-
-
 def _ties_away(base: Base) -> Iterator[tuple[Plan, str]]:
     if base.call.self.dtype == "float32" and base.call.operator == "avg2d":
         yield replace(base.planned, given=HFLOAT32, ties_away=True, result=None), ""
@@ -580,13 +624,6 @@ FAULTS: tuple[Hypothesis, ...] = (
         "sums in {}",
         "Terms are added up in 16 bits, and every sum is rounded.",
         _sums_in_16_bits,
-    ),
-    Hypothesis(
-        "fp16_for_hf32",
-        "FP16 where the documents say HF32",
-        "cubeMathType 1 casts to float16, as the published source of the operator appears to.",
-        _fp16_for_hf32,
-        ("avg2d",),
     ),
     Hypothesis(
         "ties_away",
