@@ -458,3 +458,18 @@ def test_a_link_and_a_mode_stay(job: Job, named: bool, old: int | None, monkeypa
     assert real.read_bytes() == job.result
     assert stat.S_IMODE(real.stat().st_mode) == (0o640 if old is None else old)
     assert os.listdir(folder) == ["real.npy"]
+
+
+# ---- The README
+
+
+def test_the_readme_names_tests_that_exist() -> None:
+    section = (
+        (ROOT / "README.md").read_text(encoding="utf-8").split("## What is promised of files")[1].split("\n## ")[0]
+    )
+    named = re.findall(r"`(test_\w+)(…?)`", section)
+    assert len(named) >= 12
+    for name, more in named:
+        assert any(known.startswith(name) if more else known == name for known in globals()), name
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", section):
+        assert (ROOT / path).is_file()
