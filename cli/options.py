@@ -120,6 +120,7 @@ class Common:
     threads: int | None
     workspace_limit: int | None
     bf16_bits: bool
+    bf16_widened: bool
     as_json: bool
     quiet: bool
 
@@ -195,6 +196,11 @@ _JOB_OPTIONS: list[Decorator] = [
         help="Most scratch memory to use, e.g. 64MiB. The result does not depend on it.",
     ),
     bf16_bits_option,
+    click.option(
+        "--bf16-widened",
+        is_flag=True,
+        help="Take float32 tensors for widened bfloat16, as in MindSpore's dumps: round them to bfloat16 again.",
+    ),
     json_option,
     click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
 ]

@@ -69,7 +69,7 @@ def compute(
         return _compute(common, plan, resources), None
     from .comparison_report import Result
 
-    with open_tensor(common.expect, "grad_input", common.bf16_bits) as actual:
+    with open_tensor(common.expect, "grad_input", common.bf16_bits, common.bf16_widened) as actual:
         expectation = _Expectation(common, actual)
         outcome = _compute(common, plan, resources, expectation)
     made = report.Tensor(actual.path, actual.name, actual.spec)
@@ -94,8 +94,8 @@ def _compute(
 ) -> report.Outcome:
     start = time.perf_counter()
     with (
-        open_tensor(common.grad_output, "grad_output", common.bf16_bits) as grad_output,
-        open_tensor(common.self_tensor, "self", common.bf16_bits) as self,
+        open_tensor(common.grad_output, "grad_output", common.bf16_bits, common.bf16_widened) as grad_output,
+        open_tensor(common.self_tensor, "self", common.bf16_bits, common.bf16_widened) as self,
     ):
         executor = plan(grad_output.spec, self.spec)
         planned = time.perf_counter()

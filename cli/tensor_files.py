@@ -61,10 +61,13 @@ class OpenTensor:
     which may be one that no operator takes; nbytes: bytes of its elements in the file.
     """
 
-    def __init__(self, file: PositionedFile, identity: Identity, name: str | None, layout: Layout) -> None:
+    def __init__(
+        self, file: PositionedFile, identity: Identity, name: str | None, layout: Layout, bf16_widened: bool = False
+    ) -> None:
         self.path = file.path
         self.name = name
-        self.spec = TensorSpec(layout.shape, layout.dtype)
+        self._narrows = bf16_widened and layout.dtype == "float32"
+        self.spec = TensorSpec(layout.shape, "bfloat16" if self._narrows else layout.dtype)
         self.nbytes = layout.nbytes
         self.identity = identity
         self._file = file
@@ -73,9 +76,10 @@ class OpenTensor:
 
     def source(self) -> TileSource:
         """Its tiles, for a tensor of rank 3 or 4 and a dtype that some product takes."""
+        source: TileSource = FileSource(self._file, self._layout)
         if self._layout.fortran_order:
-            return ArrayTensor(_read_fortran(self._file, self._layout))
-        return FileSource(self._file, self._layout)
+            source = ArrayTensor(_read_fortran(self._file, self._layout))
+        return NarrowingSource(source) if self._narrows else source
 
     def check_unchanged(self) -> None:
         """Raise a FileError if the file is not what it was when it was opened."""
@@ -125,6 +129,25 @@ class FileSource:
         if self._swapped:
             tile.byteswap(inplace=True)
         return tile
+
+
+class NarrowingSource:
+    """Tiles of a float32 tensor, rounded to bfloat16: to what they were, if they are bfloat16 that was widened."""
+
+    def __init__(self, wide: TileSource) -> None:
+        self._wide = wide
+
+    def read(self, box: Box, buffer: NDArray[Any] | None) -> NDArray[Any]:
+        """The box as bits of bfloat16, in `buffer` where one is given."""
+        import ml_dtypes
+
+        wide = self._wide.read(box, np.empty(box.shape, np.float32))
+        with np.errstate(all="ignore"):
+            narrow = wide.astype(ml_dtypes.bfloat16).view(np.uint16)
+        if buffer is None:
+            return narrow
+        np.copyto(buffer, narrow)
+        return buffer
 
 
 class OutputTensor:
@@ -185,17 +208,22 @@ class OutputTensor:
         self._file.discard()
 
 
-def open_tensor(path_and_name: str, role: Role, bf16_bits: bool) -> OpenTensor:
-    """Open `FILE.npy`, `FILE.safetensors` or `FILE.safetensors:NAME`, reading its header alone.
+def open_tensor(path_and_name: str, role: Role, bf16_bits: bool, bf16_widened: bool = False) -> OpenTensor:
+    """Open `FILE.npy`, `FILE.safetensors`, `FILE.safetensors:NAME` or `FILE.pt`, reading its header alone.
 
     Without a name, a safetensors file's only tensor is taken, or the one whose name is well known for the
-    role. With `bf16_bits`, uint16 elements are the bits of bfloat16. Raises FileError.
+    role. With `bf16_bits`, uint16 elements are the bits of bfloat16; with `bf16_widened`, float32 elements are
+    rounded to it. Raises FileError.
     """
-    path, name, is_npy = _split(path_and_name)
+    path, name, extension = _split(path_and_name)
     file, status = _open_regular(path)
     try:
-        if is_npy:
+        if extension == ".npy":
             layout = npy_format.read_header(file, status.st_size)
+        elif extension == ".pt":
+            from . import pt_files  # With torch, which is optional, and slow to load.
+
+            layout = pt_files.read_header(file, status.st_size)
         else:
             from . import safetensors_format  # Its json takes milliseconds, which runs on .npy files need not spend.
 
@@ -207,7 +235,7 @@ def open_tensor(path_and_name: str, role: Role, bf16_bits: bool) -> OpenTensor:
         if layout.dtype not in NUMBER_DTYPES:
             what = path if name is None else f"{path}: tensor '{shorten(name)}'"
             raise FileError(f"{what} has dtype {shorten(layout.stored_dtype)}, expected float32, float16 or bfloat16")
-        return OpenTensor(file, Identity.of(status), name, layout)
+        return OpenTensor(file, Identity.of(status), name, layout, bf16_widened)
     except BaseException:
         file.close()
         raise
@@ -219,9 +247,11 @@ def create_tensor(path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTen
     Its space is claimed at once; the target stays as it is until `commit`, which also checks that `inputs`
     have not changed. A target that is one of the inputs is refused. Raises FileError.
     """
-    path, name, is_npy = _split(path_and_name)
+    path, name, extension = _split(path_and_name)
+    if extension == ".pt":
+        raise FileError(f"{path_and_name}: expected a .npy or .safetensors file; .pt files are only read")
     _refuse_inputs(path, inputs)
-    if is_npy:
+    if extension == ".npy":
         return OutputTensor(path, None, spec, npy_format.header_bytes(spec), inputs)
     from . import safetensors_format
 
@@ -235,8 +265,8 @@ def create_tensor(path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTen
     return OutputTensor(path, name, spec, header, inputs)
 
 
-def _split(text: str) -> tuple[str, str | None, bool]:
-    """Path, tensor name, and whether it is .npy. A file that exists by the whole text wins."""
+def _split(text: str) -> tuple[str, str | None, str]:
+    """Path, tensor name, and the path's extension. A file that exists by the whole text wins."""
     if "\0" in text:
         raise FileError(f"{text}: a path cannot hold a NUL character")
     path, name = text, None
@@ -249,10 +279,10 @@ def _split(text: str) -> tuple[str, str | None, bool]:
             if os.path.lexists(path):
                 break
     extension = os.path.splitext(path)[1].lower()
-    if extension not in (".npy", ".safetensors"):
+    if extension not in (".npy", ".safetensors", ".pt"):
         hint = "; an .npy file holds one tensor, without a name" if ".npy:" in lowered else ""
         raise FileError(f"{text}: expected a .npy or .safetensors file{hint}")
-    return path, name, extension == ".npy"
+    return path, name, extension
 
 
 def _occurrences(text: str, part: str) -> Iterable[int]:

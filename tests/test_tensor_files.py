@@ -375,9 +375,9 @@ def test_extensions_in_capitals(tmp_path: Path) -> None:
         assert tensor.spec.dtype == "float32"
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a", "", "a.npz", "a.npy/", "npy"])
+@pytest.mark.parametrize("name", ["a.pth", "a", "", "a.npz", "a.npy/", "npy"])
 def test_other_extensions(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a.pt").write_bytes(b"x")
+    (tmp_path / "a.pth").write_bytes(b"x")
     path = f"{tmp_path}/{name}" if name else ""
     refuse(path, "expected a .npy or .safetensors file$")
     with pytest.raises(FileError, match=r"expected a .npy or .safetensors file$"):
