@@ -65,9 +65,11 @@ class BlockErrors:
 
     size: elements; differs: whether any have other bits, without which there are no errors and none of the arrays.
     absolute: |actual - expected|; relative: that over |expected| + 1e-7; magnitude: |expected|; ulps: how many
-    numbers of ACTUAL's dtype apart, EXPECTED being rounded to it. sums: float64 sums of expected**2, expected *
-    error, error**2 and the relative error, with error = actual - expected.
+    numbers of ACTUAL's dtype apart, EXPECTED being rounded to it. sums: by name, float64 numbers whose exact total is
+    the sum.
     """
+
+    sums: dict[str, tuple[float, ...]]
 
     def __init__(self, actual: Array, expected: Array, work: Workspace) -> None:
         """Flat arrays of stored elements, as `STORAGE[dtype]`."""
@@ -112,7 +114,7 @@ class BlockErrors:
             self._exclude()
             self.magnitude[self.excluded] = 0
             squares = self._sum_of(self.magnitude, self.magnitude)
-        self.sums = (squares, 0.0, 0.0, 0.0)
+        self.sums = dict.fromkeys(("expected_squared", "actual_squared", "product"), (squares,))
 
     def _compute(self) -> None:
         if not (self._measure_close() and self._compute_close()):
@@ -137,34 +139,42 @@ class BlockErrors:
         self._single_errors = np.subtract(actual, expected, out=self._work.singles[2, : self.size])
         np.copyto(self.absolute, self._single_errors)
         np.copyto(self.magnitude, expected)
-        return self._finish()
+        error = self._sum_of(self.absolute, self.absolute)
+        if not math.isfinite(error):
+            return False
+        # With actual = expected + error, one product less to sum.
+        squares, shift = self._sum_of(self.magnitude, self.magnitude), self._sum_of(self.magnitude, self.absolute)
+        self._finish(error, squares, (squares, shift, shift, error), (squares, shift))
+        return True
 
     def _compute_any(self) -> None:
         values = self._values()
         self._single_errors = None  # They may have been of values that are not finite.
-        for double, single in zip((self.relative, self.magnitude), values, strict=True):
+        a, g, d = self.relative, self.magnitude, self.absolute
+        for double, single in zip((a, g), values, strict=True):
             np.copyto(double, single)
-        np.subtract(self.relative, self.magnitude, out=self.absolute)
-        if not math.isfinite(float(self.absolute.sum())):
+        np.subtract(a, g, out=d)
+        if not math.isfinite(float(np.add.reduce(d))):
             self._exclude()
-            self.absolute[self.excluded] = self.magnitude[self.excluded] = 0
-        finite = self._finish()
-        assert finite, "the differences of finite values are finite in float64"
+            a[self.excluded] = g[self.excluded] = d[self.excluded] = 0
+        sums = (self._sum_of(a, a),), (self._sum_of(a, g),)
+        self._finish(self._sum_of(d, d), self._sum_of(g, g), *sums)
         self._measure_any()
 
-    def _finish(self) -> bool:
-        """From signed errors and expected values to everything else. False where some are not finite."""
+    def _finish(self, error: float, expected: float, actual: tuple[float, ...], product: tuple[float, ...]) -> None:
+        """From signed errors, expected values and sums of squares and products to everything else."""
         d, g, e = self.absolute, self.magnitude, self.relative
-        squared = self._sum_of(d, d)
-        if not math.isfinite(squared):
-            return False
-        sums = self._sum_of(g, g), self._sum_of(g, d), squared
         np.abs(d, out=d)
         np.abs(g, out=g)
         np.add(g, RELATIVE_FLOOR, out=self.spare)
         np.divide(d, self.spare, out=e)
-        self.sums = (*sums, float(np.add.reduce(e)))
-        return True
+        self.sums = {
+            "expected_squared": (expected,),
+            "actual_squared": actual,
+            "product": product,
+            "error_squared": (error,),
+            "relative": (float(np.add.reduce(e)),),
+        }
 
     def _sum_of(self, left: Float64s, right: Float64s) -> float:
         return float(np.add.reduce(np.multiply(left, right, out=self.spare)))

@@ -115,7 +115,7 @@ class RegionFigures:
         return self.relative.over(self.finite)
 
 
-_SUMS = ("expected_squared", "expected_error", "error_squared", "relative")
+_SUMS = ("expected_squared", "actual_squared", "product", "error_squared", "relative")
 
 SHARES = (0.001, 0.005)
 """Of which msprobe counts the elements with a smaller relative error."""
@@ -205,13 +205,11 @@ class Figures:
     @property
     def cosine(self) -> float:
         """Cosine of the angle between the tensors: 1 where both are 0, NaN where one is."""
-        squares, shift, error = (self.sums[name].exact for name in _SUMS[:3])
-        actual = squares + 2 * shift + error
-        if not squares or actual <= 0:
-            return 1.0 if not squares and actual <= 0 else math.nan
-        # As ratios, neither the product of the squares nor their roots leave float64.
-        cosine = float((squares + shift) / squares) / math.sqrt(float(actual / squares))
-        return max(-1.0, min(1.0, cosine))
+        expected, actual, product = (self.sums[name].exact for name in _SUMS[:3])
+        if expected <= 0 or actual <= 0:
+            return 1.0 if expected == actual else math.nan
+        # The sums' own rounding may take it past 1.
+        return math.copysign(math.sqrt(min(1.0, float(product**2 / (expected * actual)))), product)
 
     @property
     def ulp_mean(self) -> float:
@@ -262,8 +260,9 @@ def figures_of(errors: BlockErrors, standard: Standard, first: int, known: Figur
     known: figures that these are to be merged with. What cannot change them is left out.
     """
     figures = Figures(standard, compared=errors.size, nonfinite=errors.nonfinite)
-    for name, value in zip(_SUMS, errors.sums, strict=True):
-        figures.sums[name].add(value)
+    for name, terms in errors.sums.items():
+        for term in terms:
+            figures.sums[name].add(term)
     if not errors.differs:
         figures.within = [figures.finite] * len(SHARES)
         figures.ulp_histogram = [figures.finite]
