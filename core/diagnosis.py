@@ -27,12 +27,14 @@ SAMPLE = 1 << 17
 """Elements of gradInput that every hypothesis is tried on."""
 SCREEN = 1 << 13
 """Elements that decide which windows are worth a sample."""
-PIECE, WHOLE_AXIS, GROUPS = 64, 192, 6
+PIECE, WHOLE_AXIS, GROUPS = 64, 256, 6
 """An axis longer than `WHOLE_AXIS` is sampled in three pieces; planes in so many groups."""
 TILE = 1 << 17
 ROUNDS = 4
 MOST_CONFIRMED = 6
 MOST_BASES = 3
+MOST_DIVIDED = 24
+"""Windows for which a divisorOverride is looked for."""
 MOST_LINES = 1 << 10
 """Rows and columns whose sums are looked at."""
 
@@ -404,8 +406,8 @@ class _Search:
         boxes = sample_boxes(evidence.extents, SCREEN)
         screened = []
         pattern = self.believed if self.believed and self.believed.operator == "avg2d" else evidence.call
-        for call in calls_that_fit(pattern, lines):
-            for made in self._with_divisors(call):
+        for number, call in enumerate(calls_that_fit(pattern, lines)):
+            for made in self._with_divisors(call) if number < MOST_DIVIDED else (call,):
                 plan = plan_of(made)
                 share = self._score(plan, boxes)[0].matched
                 screened.append((share, made, plan))

@@ -18,7 +18,7 @@ from .prediction import Axis, Floats, Format, ulp
 MOST_DIVISORS = 3
 MOST_CANDIDATES = 3000
 """Windows of an axis that are scored by its sums."""
-BEST_CANDIDATES = 12
+BEST_CANDIDATES = 10
 """Windows of an axis that are then tried together with the other axis'."""
 _MOST_LOOPED = 600
 """Kernels up to which every padding is looked at."""

@@ -31,6 +31,10 @@ Reader = Callable[[slice, slice, slice], Floats]
 
 _WHOLE = 1 << 14
 """Windows of an axis up to which all are looked at together."""
+_CHUNK = 1 << 17
+"""Windows or cells of an axis that are looked at in one step where all must be."""
+_MOST_READ = 1 << 16
+"""Elements of whole rows up to which these are read, in another order, where only a part is wanted."""
 _SEVERAL = 4
 """Windows over a cell above which partial sums are shared."""
 
@@ -77,7 +81,8 @@ def rounded(values: Floats, form: Format, ties_away: bool = False) -> Floats:
     [1.0, 1.0078125, inf]
     """
     if form is FLOAT32 and not ties_away:
-        return values.astype(np.float32).astype(np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            return values.astype(np.float32).astype(np.float64)
     shift = np.uint64(53 - form.bits)
     bits = values.view(np.uint64)
     half = np.uint64(1 << (52 - form.bits))
@@ -162,8 +167,8 @@ class Axis:
     def widths(self) -> tuple[int, int]:
         """Least and most windows over a cell."""
         least, most = self.count, 0
-        for first in range(0, self.cells, _WHOLE):
-            cover = self.cover(slice(first, min(first + _WHOLE, self.cells)))
+        for first in range(0, self.cells, _CHUNK):
+            cover = self.cover(slice(first, min(first + _CHUNK, self.cells)))
             counts = cover.hi - cover.lo
             least, most = min(least, int(counts.min())), max(most, int(counts.max()))
         return least, most
@@ -172,8 +177,8 @@ class Axis:
     def uniform_divisor(self) -> int | None:
         """The divisor that all windows share, or None."""
         found = None
-        for first in range(0, self.count, _WHOLE):
-            divisors = self.at(np.arange(first, min(first + _WHOLE, self.count)))[2]
+        for first in range(0, self.count, _CHUNK):
+            divisors = self.at(np.arange(first, min(first + _CHUNK, self.count)))[2]
             found = float(divisors[0]) if found is None else found
             if (divisors != found).any():
                 return None
@@ -191,8 +196,8 @@ class Axis:
 
     def _digest(self, *which: int) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        for first in range(0, self.count, _WHOLE):
-            found = self.at(np.arange(first, min(first + _WHOLE, self.count)))
+        for first in range(0, self.count, _CHUNK):
+            found = self.at(np.arange(first, min(first + _CHUNK, self.count)))
             for index in which:
                 digest.update(np.ascontiguousarray(found[index]).tobytes())
         return digest.hexdigest()
@@ -399,38 +404,59 @@ def _rounded_spread(terms: Floats, high: Cover, wide: Cover, form: Format) -> Fl
 
 def reordered(read: Reader, order: Order, channels: int, height: int, width: int) -> Reader:
     """A reader of the same bytes in another order, read as (N, C, H, W) all the same."""
-    if order is Order.CHANNELS_LAST:
-        return lambda planes, rows, columns: _channels_last(read, (channels, height, width), planes, rows, columns)
-    if order is Order.TRANSPOSED:
-        return lambda planes, rows, columns: _transposed(read, height, width, planes, rows, columns)
-    return read
+    if order is Order.AS_IS:
+        return read
+
+    def read_run(planes: slice, rows: slice, columns: slice) -> Floats:
+        if order is Order.TRANSPOSED:
+            return _transposed(read, height, width, planes, rows, columns)
+        return _channels_last(read, (channels, height, width), planes, rows, columns)
+
+    def read_box(planes: slice, rows: slice, columns: slice) -> Floats:
+        count = rows.stop - rows.start
+        if columns.stop - columns.start == width or count == 1:
+            return read_run(planes, rows, columns)
+        if count * width <= _MOST_READ:
+            return read_run(planes, rows, slice(0, width))[:, :, columns].copy()
+        # Rows of which but a part is wanted are far apart in the other order.
+        lines = [read_run(planes, slice(row, row + 1), columns) for row in range(rows.start, rows.stop)]
+        return np.concatenate(lines, axis=1)
+
+    return read_box
 
 
 def _channels_last(read: Reader, shape: tuple[int, int, int], planes: slice, rows: slice, columns: slice) -> Floats:
+    """A run of whole rows, or a part of one row, of each plane."""
     channels, height, width = shape
-    whole = rows.stop - rows.start == height
+    whole = (rows.stop - rows.start) * (columns.stop - columns.start) == height * width
     parts = []
     plane = planes.start
     while plane < planes.stop:
         image, channel = divmod(plane, channels)
         count = min(channels - channel, planes.stop - plane) if whole else 1
-        first = (channel * height + rows.start) * width
-        last = ((channel + count - 1) * height + rows.stop) * width
-        line = width * channels
-        top, bottom = first // line, -(-last // line)
-        block = read(slice(image * channels, (image + 1) * channels), slice(top, bottom), slice(0, width))
-        flat = block.transpose(1, 2, 0).reshape(-1)[first - top * line : last - top * line]
-        parts.append(flat.reshape(count, rows.stop - rows.start, width)[:, :, columns])
+        first = (channel * height + rows.start) * width + columns.start
+        last = ((channel + count - 1) * height + rows.stop - 1) * width + columns.stop
+        # Bytes first to last of an image are these pixels, with all their channels.
+        left, right = first // channels, -(-last // channels)
+        top, bottom = left // width, -(-right // width)
+        across = slice(left - top * width, right - top * width) if bottom - top == 1 else slice(0, width)
+        block = read(slice(image * channels, (image + 1) * channels), slice(top, bottom), across)
+        start = first - (top * width + across.start) * channels
+        flat = block.transpose(1, 2, 0).reshape(-1)[start : start + last - first]
+        parts.append(flat.reshape(count, rows.stop - rows.start, columns.stop - columns.start))
         plane += count
     return np.concatenate(parts)
 
 
 def _transposed(read: Reader, height: int, width: int, planes: slice, rows: slice, columns: slice) -> Floats:
-    first, last = rows.start * width, rows.stop * width
+    """A run of whole rows, or a part of one row, of each plane."""
+    first, last = rows.start * width + columns.start, (rows.stop - 1) * width + columns.stop
     left, right = first // height, -(-last // height)
-    block = read(planes, slice(0, height), slice(left, right))
-    flat = block.transpose(0, 2, 1).reshape(block.shape[0], -1)[:, first - left * height : last - left * height]
-    return np.ascontiguousarray(flat.reshape(-1, rows.stop - rows.start, width)[:, :, columns])
+    down = slice(first - left * height, last - left * height) if right - left == 1 else slice(0, height)
+    block = read(planes, down, slice(left, right))
+    start = first - left * height - down.start
+    flat = block.transpose(0, 2, 1).reshape(block.shape[0], -1)[:, start : start + last - first]
+    return flat.reshape(-1, rows.stop - rows.start, columns.stop - columns.start).copy()
 
 
 # ---- Agreement

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from tests.cases import NUMPY, Array
 from tests.command_line import ENTRY, poolgrad, poolgrad_process, save, save_safetensors
-from tests.oracle import Pool, Window, adaptive_windows
+from tests.oracle import FORMATS, Pool, Window, adaptive_windows, exact, rounded
 
-from poolgrad.core.hypotheses import FAULTS, PARAMETERS
+from poolgrad.core import TensorSpec, prediction
+from poolgrad.core.hypotheses import FAULTS, PARAMETERS, Call, plan_of
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 LAYERS: dict[str, dict[str, Any]] = json.loads((FIXTURES / "layers.json").read_text(encoding="utf-8"))
@@ -674,3 +675,76 @@ def test_json_has_every_hypothesis(tmp_path: Path) -> None:
     assert set(hypotheses[0]) == {
         "key", "phrase", "sentence", "call", "explained", "exact", "compared", "whole", "explains", "same",
     }  # fmt: skip
+
+
+# ---- Predictions
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "hfloat32"])
+def test_rounding(name: str) -> None:
+    """Against exact fractions: ties, subnormals, the greatest numbers."""
+    form = {"hfloat32": prediction.HFLOAT32}.get(name) or prediction.FORMATS[name]
+    drawn = np.random.default_rng(0)
+    values = np.ldexp(drawn.standard_normal(400), drawn.integers(-160, 130, 400))
+    step = 2.0 ** (1 - form.bits)
+    ties = np.ldexp(1 + step * (drawn.integers(0, 64, 200) + 0.5), drawn.integers(form.least, form.most, 200))
+    edges = np.ldexp(
+        [1 + 1 / 3, 0.5, 1.5, 1 - 2.0**-30, 2 - step / 2, 2 - step, 2 - step / 1.9], [form.least - 3] * 7
+    )
+    values = np.concatenate([values, ties, -ties, edges, np.ldexp(edges, form.most + 3 - form.least), [0.0]])
+    expected = rounded(exact(values), name)
+    np.testing.assert_array_equal(prediction.rounded(values, form), expected)
+    away = prediction.rounded(ties, form, ties_away=True)
+    assert (away >= prediction.rounded(ties, form)).all()
+    assert (away > ties).all()
+    assert FORMATS[name].bits == form.bits
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [STEM, MODES, Pool((9, 7), (1, 1), (4, 3)), Pool((2, 3), (3, 5)), Pool((5, 5), (2, 3), (2, 1), True, False, 7)],
+    ids=str,
+)
+def test_boxes_are_cut_from_what_the_windows_give(pool: Pool) -> None:
+    cells = (2, 3, 20, 23)
+    given, rows, columns = pooled(pool, cells)
+    whole = scatter(given, rows, columns, cells, override(pool)).reshape(6, 20, 23)
+    call = Call(
+        "avg2d",
+        TensorSpec(given.shape, "float32"),
+        TensorSpec(cells, "float32"),
+        "atlas-a2",
+        *list(vars(pool).values()),
+    )
+    flat = given.reshape(6, *given.shape[2:]).astype(np.float64)
+    predictor = prediction.Predictor(plan_of(call), lambda p, r, c: flat[p, r, c], (prediction.FLOAT32,))
+    drawn = np.random.default_rng(0)
+    for _ in range(40):
+        box = random_box(drawn, (6, 20, 23))
+        np.testing.assert_allclose(predictor.values(*box), whole[box], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("most_read", [8, 1 << 16])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 4, 6, 2), (3, 1, 4, 4), (2, 5, 1, 9), (2, 7, 9, 1)])
+def test_other_orders_of_bytes(shape: tuple[int, ...], most_read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "_MOST_READ", most_read)
+    n, c, h, w = shape
+    values = random(*shape).astype(np.float64)
+    flat = values.reshape(n * c, h, w)
+    for order, axes in ((prediction.Order.CHANNELS_LAST, LAST), (prediction.Order.TRANSPOSED, TRANSPOSED)):
+        expected = values.transpose(axes).reshape(n * c, h, w)
+        read = prediction.reordered(lambda p, r, c: flat[p, r, c], order, c, h, w)
+        drawn = np.random.default_rng(0)
+        for _ in range(60):
+            box = random_box(drawn, (n * c, h, w))
+            np.testing.assert_array_equal(read(*box), expected[box])
+
+
+def random_box(drawn: np.random.Generator, extents: tuple[int, int, int]) -> tuple[slice, slice, slice]:
+    """Any part, every third time of whole rows."""
+    sides = []
+    for extent in extents:
+        start = int(drawn.integers(extent))
+        sides.append(slice(start, int(drawn.integers(start, extent)) + 1))
+    whole = drawn.random() < 0.3
+    return sides[0], sides[1], slice(0, extents[2]) if whole else sides[2]
