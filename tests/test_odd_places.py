@@ -275,6 +275,15 @@ def test_c_locale_prints_ascii(tmp_path: Path) -> None:
     assert r"/\udcc3\udcbc.npy" in result.out or r"\xfc.npy" in result.out
 
 
+def test_an_encoding_that_lacks_letters(tmp_path: Path) -> None:
+    """What cannot be printed is escaped, also where Python would raise an error."""
+    path = save(tmp_path / "ü 中.npy", GRAD_OUTPUT)
+    result = poolgrad_process("inspect", path, tmp_path / "fehlt é.npy", PYTHONIOENCODING="ascii:strict")
+    assert result.code == 3
+    assert r"\xfc \u4e2d.npy" in result.out
+    assert r"fehlt \xe9.npy" in result.error
+
+
 @POSIX
 @pytest.mark.parametrize("kept", [[], ["PATH"]], ids=str)
 def test_without_an_environment(tmp_path: Path, kept: list[str]) -> None:
