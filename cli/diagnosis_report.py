@@ -123,7 +123,7 @@ def _cells(one: Explanation) -> tuple[str, str, str, str]:
     lines = [one.phrase, *(f"= {other.phrase}" for other in one.rivals[: NAMED + 1])]
     more, idle = len(one.rivals) - NAMED - 1, len(one.same) - len(one.rivals)
     lines += [f"= {more} more"] * (more > 0)
-    lines += [f"= {idle} known fault{'s' * (idle > 1)} that would not show here"] * (idle > 0)
+    lines += [f"= {idle} more that would not show here"] * (idle > 0)
     compared = "all" if one.whole else f"sample {found.total:,}"
     return percent(one.explained, found.total), percent(found.exact, found.total), compared, "\n".join(lines)
 

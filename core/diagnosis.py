@@ -50,7 +50,7 @@ class Explanation:
 
     key: its key in the table, `as_believed`, `adaptive2d` or `windows`; phrase: what it is, to read well after "This
     is "; call: the call it starts from. whole: whether all of the tensor was compared, or the sample alone.
-    same: others that predict the same. idle: among them, a fault that does not show on a call that is among them too.
+    same: others that predict the same. idle: among them, one that changes nothing about a call that is among them.
     """
 
     key: str
@@ -568,7 +568,13 @@ def _grouped(ranked: Sequence[Explanation]) -> Iterator[Explanation]:
         key = (one.whole, one.digest or one.plan.identity)
         groups.setdefault(key, []).append(one)
     for first, *others in groups.values():
-        calls = [one.call for one in (first, *others) if one.key not in _FAULT_KEYS]
-        phrases = {other.phrase: other for other in others if other.phrase != first.phrase}
-        same = [replace(other, idle=other.key in _FAULT_KEYS and other.call in calls) for other in phrases.values()]
+        members = [first, *({other.phrase: other for other in others if other.phrase != first.phrase}).values()]
+        same = [replace(other, idle=_is_idle(other, members)) for other in members[1:]]
         yield replace(first, same=tuple(sorted(same, key=lambda other: other.idle)))
+
+
+def _is_idle(one: Explanation, group: Sequence[Explanation]) -> bool:
+    """Whether it changes a call of the group by something that makes no difference."""
+    if one.key == "both_modes":
+        return any(other.key in ("as_believed", "count_include_pad", "ceil_mode") for other in group)
+    return one.key in _FAULT_KEYS and any(one.call == other.call for other in group if other.key not in _FAULT_KEYS)

@@ -375,7 +375,7 @@ def _overhang(base: Base) -> Iterator[tuple[Plan, str]]:
 def _padding_lost(base: Base) -> Iterator[tuple[Plan, str]]:
     if any(base.call.padding):
         yield _with_edges(base, lambda axis: _moved(base.call, axis)), ""
-        yield _with_edges(base, lambda axis: _moved_and_counted(base.call, axis)), ""
+        yield _with_edges(base, lambda axis: _moved_and_counted(base.call, axis)), " before cells are counted"
 
 
 def _moved(call: Call, axis: int) -> Edges:
@@ -468,7 +468,7 @@ def _as_pool(base: Base) -> Iterator[tuple[Plan, str]]:
 def _float32_ends(base: Base) -> Iterator[tuple[Plan, str]]:
     for scale_first in (True, False):
         edges = [_rounded_bins(*extents(base.call, axis), scale_first) for axis in (0, 1)]
-        yield _with_edges(base, edges.__getitem__), ""
+        yield _with_edges(base, edges.__getitem__), ", the scale n/m first" * scale_first
 
 
 def _rounded_bins(cells: int, count: int, scale_first: bool) -> Edges:
@@ -566,7 +566,7 @@ FAULTS: tuple[Hypothesis, ...] = (
     ),
     Hypothesis(
         "padding_lost",
-        "the padding's offset lost",
+        "the padding's offset lost{}",
         "Windows start at o*stride instead of o*stride - padding.",
         _padding_lost,
         ("avg2d",),
@@ -608,7 +608,7 @@ FAULTS: tuple[Hypothesis, ...] = (
     ),
     Hypothesis(
         "float32_ends",
-        "bin ends computed in float32",
+        "bin ends computed in float32{}",
         "Rounding in float32 moves some bin ends by a cell.",
         _float32_ends,
         ("adaptive2d",),

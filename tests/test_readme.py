@@ -95,6 +95,13 @@ def test_report_shown(tmp_path: Path) -> None:
     assert masked(shown) == masked(printed)
 
 
+@needs_bash
+def test_diagnosis_shown(tmp_path: Path) -> None:
+    line = next(line for line in SHELL_LINES if "poolgrad diagnose" in line)
+    shown, printed = next(block for block in blocks("text") if "This is " in block), run_line(line, tmp_path).stdout
+    assert masked(shown) == masked(printed)
+
+
 def masked(table: str) -> list[str]:
     """The words of each line, without the frame; figures of times and of the workspace as #."""
     rows = [" ".join(re.findall(r"[^\s│┃|─━]+", row)) for row in table.splitlines()]
