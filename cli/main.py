@@ -15,6 +15,7 @@ from .signals import signals_raise
 COMMANDS = {
     "avg2d": "gradInput of aclnnAvgPool2dBackward, from files to a file.",
     "adaptive2d": "gradInput of aclnnAdaptiveAvgPool2dBackward, from files to a file.",
+    "batch": "Many jobs, one line of JSON each, on worker processes.",
     "compare": "Whether one tensor is another, by an accuracy standard, and where not.",
     "diagnose": "Name the cause of a wrong gradInput.",
     "inspect": "What is in tensor files: names, dtypes, shapes, figures, faults.",
@@ -63,8 +64,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 def main() -> None:
     """Golden gradInput of CANN's 2-D average-pooling backward operators, from tensor files, on a CPU.
 
-    Exit codes: 0 done; 1 a comparison failed; 2 usage, or the operator's contract rejects the call; 3 a file
-    cannot be read or written; 4 a bug in poolgrad; 5 diagnose found no explanation; 130 interrupted;
+    Exit codes: 0 done; 1 a comparison failed, or a job of a batch; 2 usage, or the operator's contract rejects the
+    call; 3 a file cannot be read or written; 4 a bug in poolgrad; 5 diagnose found no explanation; 130 interrupted;
     143 terminated.
     """
 

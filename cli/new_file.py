@@ -28,10 +28,8 @@ class NewFile:
     def __init__(self, path: str, size: int) -> None:
         self.path = path
         self._target = os.path.realpath(path)
-        mode = _replaceable_mode(path, self._target)
-        folder, name = os.path.split(self._target)
-        if not os.path.isdir(folder):
-            raise cannot("write", path, f"there is no directory {folder}")
+        mode, folder = _replaceable(path, self._target)
+        name = os.path.basename(self._target)
         # The middle is cut, for a name may be as long as the file system takes.
         unique = f".{name[:50]}.poolgrad-{os.getpid()}-{os.urandom(4).hex()}.tmp"
         self._temporary = os.path.join(folder, unique)
@@ -144,6 +142,21 @@ def _remove(temporary: str, owner: int) -> None:
 
 def _proc_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
+
+
+def check_target(path: str) -> None:
+    """Refuse what a `NewFile` of this path would refuse before it takes any space. Writes nothing."""
+    _, folder = _replaceable(path, os.path.realpath(path))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise cannot("write", path, f"nothing can be written to the directory {folder}")
+
+
+def _replaceable(path: str, target: str) -> tuple[int | None, str]:
+    """The permission bits of the file that is to be replaced, if any, and the directory it is or will be in."""
+    mode, folder = _replaceable_mode(path, target), os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise cannot("write", path, f"there is no directory {folder}")
+    return mode, folder
 
 
 def _replaceable_mode(path: str, target: str) -> int | None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from .file_errors import printable
 
@@ -82,7 +82,15 @@ def print_outcome(outcome: Outcome, as_json: bool) -> None:
 
 def outcome_record(outcome: Outcome) -> dict[str, Any]:
     """The JSON of a finished job, but for schema and status."""
-    executor = outcome.executor
+    return {
+        **plan_record(outcome.executor, outcome.grad_output, outcome.self, outcome.grad_input),
+        "timing_s": {name: round(seconds, 9) for name, seconds in outcome.timing._asdict().items()},
+        "throughput_gb_s": outcome.throughput_gb_s,
+    }
+
+
+def plan_record(executor: Executor, grad_output: Tensor, self: Tensor, grad_input: Tensor) -> dict[str, Any]:
+    """The JSON of what is known of a job before it runs."""
     cube_math_type = executor.cube_math_type
     return {
         "op": executor.operator,
@@ -90,13 +98,11 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
         "product": executor.product.value,
         "cube_math_type": None if cube_math_type is None else int(cube_math_type),
         "compute_dtype": executor.compute_dtype,
-        "grad_output": tensor_record(outcome.grad_output),
-        "self": tensor_record(outcome.self),
-        "grad_input": tensor_record(outcome.grad_input),
+        "grad_output": tensor_record(grad_output),
+        "self": tensor_record(self),
+        "grad_input": tensor_record(grad_input),
         "workspace_bytes": executor.workspace_size,
         "threads": executor.threads,
-        "timing_s": {name: round(seconds, 9) for name, seconds in outcome.timing._asdict().items()},
-        "throughput_gb_s": outcome.throughput_gb_s,
     }
 
 
@@ -193,12 +199,15 @@ def is_terminal_stderr() -> bool:
 
 
 @contextmanager
-def progress(total: int, shown: bool) -> Iterator[Callable[[int], None] | None]:
-    """What to call with the bytes done so far: a bar on stderr once the work has taken over a second."""
+def progress(total: int, shown: bool, label: Callable[[], str] = str) -> Iterator[Callable[[int], None] | None]:
+    """What to call with the bytes done so far: a bar on stderr once the work has taken over a second.
+
+    label: what stands before the bar, asked for each time that it is drawn.
+    """
     if not shown:
         yield None
         return
-    bar = _Bar(total)
+    bar = _Bar(total, label)
     try:
         yield bar.update
     finally:
@@ -208,8 +217,9 @@ def progress(total: int, shown: bool) -> Iterator[Callable[[int], None] | None]:
 class _Bar:
     """A progress bar that imports rich and appears only when the work turns out to be long."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, label: Callable[[], str] = str) -> None:
         self._total = total
+        self._label = label
         self._next = time.monotonic() + BAR_AFTER_SECONDS
         self._draw: Callable[[int], None] | None = None
         self._stop: Callable[[], None] | None = None
@@ -228,15 +238,17 @@ class _Bar:
             BarColumn,
             DownloadColumn,
             Progress,
+            TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
 
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        label = [TextColumn("{task.description}", markup=False)] if self._label() else []
+        columns = (*label, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         bar = Progress(*columns, console=_console(sys.stderr), auto_refresh=False, transient=True)
         task = bar.add_task("", total=self._total)
         bar.start()
-        self._draw = lambda done: bar.update(task, completed=done, refresh=True)
+        self._draw = lambda done: bar.update(task, completed=done, description=self._label(), refresh=True)
         self._stop = bar.stop
 
     def close(self) -> None:
@@ -262,28 +274,42 @@ def print_json(record: dict[str, Any], status: str = "ok") -> None:
 
 
 class _Page(io.StringIO):
-    """Text drawn as for stdout: rich itself ends the process when it writes and meets a broken pipe."""
+    """Text drawn as for a stream: rich itself ends the process when it writes and meets a broken pipe."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return sys.stdout.encoding or "utf-8"
+        return self._stream.encoding or "utf-8"
 
     def isatty(self) -> bool:
-        return sys.stdout.isatty()
+        return self._stream.isatty()
 
 
 def print_tables(tables: Sequence[RenderableType]) -> None:
-    """Draw tables on stdout: as wide as the terminal, or as they need where there is none."""
-    if sys.stdout is None:
-        return
-    page = _Page()
+    """Draw tables on stdout."""
+    if sys.stdout is not None:
+        write_stdout(_drawn(tables, sys.stdout))
+
+
+def print_tables_to_stderr(tables: Sequence[RenderableType]) -> None:
+    """Draw tables on stderr, if there is one."""
+    if sys.stderr is not None:
+        print_to_stderr(_drawn(tables, sys.stderr))
+
+
+def _drawn(tables: Sequence[RenderableType], stream: TextIO) -> str:
+    """Tables as wide as the terminal, or as they need where there is none."""
+    page = _Page(stream)
     console = _console(page)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         # In a pipe nobody sees a width: a long path in one piece can be searched for.
         boundless = console.options.update(width=WIDEST)
         console.width = max(80, *(console.measure(table, options=boundless).maximum for table in tables))
     console.print(*tables, sep="\n")
-    write_stdout("\n".join(line.rstrip() for line in page.getvalue().split("\n")))
+    return "\n".join(line.rstrip() for line in page.getvalue().split("\n"))
 
 
 def _console(stream: Any) -> Console:

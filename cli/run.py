@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poolgrad.core import TensorSpec, plan_adaptive_avg_pool2d_backward, plan_avg_pool2d_backward
@@ -14,7 +14,7 @@ from poolgrad.core.tiles import TileSink
 
 from . import report
 from .options import Common
-from .tensor_files import OpenTensor, OutputTensor, create_tensor, open_tensor
+from .tensor_files import OpenTensor, OutputTensor, Role, check_target, create_tensor, open_tensor
 
 if TYPE_CHECKING:
     from poolgrad.core.comparison import Comparison, ComparisonSink
@@ -74,6 +74,30 @@ def compute(
         outcome = _compute(common, plan, resources, expectation)
     made = report.Tensor(actual.path, actual.name, actual.spec)
     return outcome, Result(expectation.comparison, made, outcome.grad_input, expectation.busy, outcome)
+
+
+def check(operator: str, common: Common, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a job from the headers of its files, as JSON; raises what `compute` would before it runs."""
+    with ExitStack() as files:
+
+        def opened(path: str, role: Role) -> OpenTensor:
+            return files.enter_context(open_tensor(path, role, common.bf16_bits, common.bf16_widened))
+
+        grad_output, self = opened(common.grad_output, "grad_output"), opened(common.self_tensor, "self")
+        executor = _plan(operator, common, parameters)(grad_output.spec, self.spec)
+        inputs = [grad_output, self]
+        if common.expect is not None:
+            inputs.append(opened(common.expect, "grad_input"))
+            _Expectation(common, inputs[-1]).start(executor)
+        path, name = None, None
+        if common.output is not None:
+            path, name = check_target(common.output, executor.grad_input, inputs)
+    return report.plan_record(
+        executor,
+        report.Tensor(grad_output.path, grad_output.name, executor.grad_output),
+        report.Tensor(self.path, self.name, executor.grad_input),
+        report.Tensor(path, name, executor.grad_input),
+    )
 
 
 def _plan(operator: str, common: Common, parameters: Mapping[str, Any]) -> Plan:

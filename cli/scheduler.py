@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ def run_on_cluster(
     work: Callable[[Task], Record],
     tasks: Sequence[Task],
     lost: Callable[[Task, str], Record],
-) -> Iterator[tuple[int, Record]]:
+) -> Generator[tuple[int, Record], None, None]:
     """Each task's number and what `work` makes of it, as they finish.
 
     `work` is a function of a module of poolgrad and raises nothing; `lost` makes the result of a task that Dask has

@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from poolgrad.core.tensors import STORAGE, TensorSpec
 from poolgrad.core.tiles import ArrayTensor, Box, TileSource
 
-from . import npy_format
+from . import new_file, npy_format
 from .file_errors import FileError, cannot, printable, shorten
-from .new_file import NewFile
 from .positioned_io import PositionedFile
 from .tensor_layout import MAX_BYTES, NUMBER_DTYPES, Layout, contiguous_runs
 
-__all__ = ["FileError", "OpenTensor", "OutputTensor", "create_tensor", "open_tensor", "printable"]
+__all__ = ["FileError", "OpenTensor", "OutputTensor", "check_target", "create_tensor", "open_tensor", "printable"]
 
 Role = Literal["grad_output", "self", "grad_input"]
 
@@ -166,7 +165,7 @@ class OutputTensor:
         self._inputs = tuple(inputs)
         self._missing = spec.nbytes
         self._lock = threading.Lock()
-        self._file = NewFile(path, size)
+        self._file = new_file.NewFile(path, size)
         try:
             self._file.write(0, memoryview(header))
         except BaseException:
@@ -247,12 +246,26 @@ def create_tensor(path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTen
     Its space is claimed at once; the target stays as it is until `commit`, which also checks that `inputs`
     have not changed. A target that is one of the inputs is refused. Raises FileError.
     """
+    return OutputTensor(*_target(path_and_name, spec, inputs), inputs)
+
+
+def check_target(path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTensor]) -> tuple[str, str | None]:
+    """Refuse what `create_tensor` would refuse before it takes any space; returns path and name. Writes nothing."""
+    path, name, _, _ = _target(path_and_name, spec, inputs)
+    new_file.check_target(path)
+    return path, name
+
+
+def _target(
+    path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTensor]
+) -> tuple[str, str | None, TensorSpec, bytes]:
+    """Path and name of a new tensor, and what its file starts with."""
     path, name, extension = _split(path_and_name)
     if extension == ".pt":
         raise FileError(f"{path_and_name}: expected a .npy or .safetensors file; .pt files are only read")
     _refuse_inputs(path, inputs)
     if extension == ".npy":
-        return OutputTensor(path, None, spec, npy_format.header_bytes(spec), inputs)
+        return path, None, spec, npy_format.header_bytes(spec)
     from . import safetensors_format
 
     name = _DEFAULT_OUTPUT_NAME if name is None else name
@@ -262,7 +275,7 @@ def create_tensor(path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTen
         header = safetensors_format.header_bytes(name, spec)
     except UnicodeEncodeError as error:
         raise cannot("write", path, f"the tensor name '{shorten(name)}' is not valid text") from error
-    return OutputTensor(path, name, spec, header, inputs)
+    return path, name, spec, header
 
 
 def _split(text: str) -> tuple[str, str | None, str]:
