@@ -33,6 +33,8 @@ TILE = 1 << 17
 ROUNDS = 4
 MOST_CONFIRMED = 6
 MOST_BASES = 3
+FAR_FEWER = 20
+"""So many times fewer inexact elements are a better explanation, where both are within an ulp."""
 MOST_DIVIDED = 24
 """Windows for which a divisorOverride is looked for."""
 MOST_LINES = 1 << 10
@@ -81,6 +83,11 @@ class Explanation:
     def explained(self) -> int:
         """Elements explained; what was left unwritten counts, what a race spoiled does not."""
         return self.agreement.matched + (self.agreement.allowed if self.key == "unwritten" else 0)
+
+    @property
+    def inexact(self) -> float:
+        """Share of the elements that it does not predict bit for bit."""
+        return 1 - self.agreement.exact / max(self.agreement.total, 1)
 
     @property
     def rank(self) -> tuple[object, ...]:
@@ -344,11 +351,12 @@ class _Search:
     def _rank(self, explanations: Iterable[Explanation]) -> list[Explanation]:
         """Best first, with what is known of the whole tensor.
 
-        The call as believed gives way to none that explains as much, unless that is exact everywhere and it is not.
+        The call as believed gives way to none that explains as much, unless that leaves far fewer elements inexact:
+        a weight rounded to the tensors' own 16 bits is never off by more than an ulp.
         """
         ranked = sorted((self._known(one) for one in explanations), key=lambda one: one.rank)
         believed = next((one for one in ranked if one.key == "as_believed" and one.explains), None)
-        if believed is not None and ranked[0].agreement.exact < ranked[0].agreement.total:
+        if believed is not None and FAR_FEWER * ranked[0].inexact >= believed.inexact:
             ranked.remove(believed)
             ranked.insert(0, believed)
         return ranked

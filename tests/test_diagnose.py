@@ -488,6 +488,22 @@ def test_a_result_that_is_right_within_an_ulp_gives_way_to_one_that_is_exact(tmp
     assert believed["explained"] > 0.99 * plant.actual.size > believed["exact"]
 
 
+def test_a_rounded_weight_with_a_near_tie(tmp_path: Path) -> None:
+    """Even the right hypothesis misses the last bit of some element of a large tensor."""
+    cells = (8, 16, 24, 24)
+    given, rows, columns = pooled(STEM, cells, "bfloat16")
+    made = np.zeros(cells, np.float32)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            term = given[..., i, j].astype(np.float32) * np.float32(bfloat16(1 / 9))
+            made[..., max(row.start, 0) : row.stop, max(column.start, 0) : column.stop] += term[..., None, None]
+    done = diagnosed(Plant(given, made.astype(ml_dtypes.bfloat16), STEM, ""), tmp_path, "-q")
+    assert done.code == 1
+    assert done.out.startswith(
+        "This is avg2d with weights 1/9 rounded to bfloat16: 100 % of 73,728 elements, within one"
+    )
+
+
 # ---- What is believed
 
 
