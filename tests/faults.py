@@ -130,7 +130,7 @@ def npy(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> bytes:
 
 def kill_at_random(job: Job, runs: int, named: bool, chance: random.Random) -> dict[str, int]:
     """Kill runs at random times, with and without an old file by turns; how often which state was met."""
-    longest, states = 1.2 * job.seconds(), dict.fromkeys(("absent", "old", "complete"), 0)
+    longest, states = 1.1 * min(job.seconds(), job.seconds()), dict.fromkeys(("absent", "old", "complete"), 0)
     for run in range(runs):
         with_old = run % 2 == 1
         job.reset(with_old)
