@@ -10,7 +10,6 @@ the same numbers.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,7 @@ AGREEING = ("both_nan", "same_infinity")
 _INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 _MANTISSA = {"float32": 23, "float16": 10, "bfloat16": 7}
 _SUBNORMAL_STEP = 2.0**-149
+_FEW = 8
 
 
 class Workspace:
@@ -55,8 +55,8 @@ class Workspace:
         self.read_expected = np.empty(size, STORAGE[expected])
         self.doubles = np.empty((4, size), np.float64)
         self.singles = np.empty((3, size), np.float32)
-        self.keys = np.empty((3, size), f"i{STORAGE[actual].itemsize}")
-        self.masks = np.empty((2, size), np.bool_)
+        self.keys = np.empty((4, size), f"i{STORAGE[actual].itemsize}")
+        self.mask = np.empty(size, np.bool_)
         self.casts = np.empty((4, 0 if actual == "float32" else size), np.uint32)
 
 
@@ -84,11 +84,14 @@ class BlockErrors:
         self.absolute: Float64s = work.doubles[1, : self.size]
         self.relative: Float64s = work.doubles[2, : self.size]
         self.spare: Float64s = work.doubles[3, : self.size]
-        self._same, self._mask = work.masks[:, : self.size]
+        self._mask = work.mask[: self.size]
+        self._error_bound: float | None = None
         signed = work.keys.dtype
         self._bits = actual.view(signed), self._rounded().view(signed)
-        np.equal(*self._bits, out=self._same)
-        self.differs = not (self.same_dtype and bool(self._same.all()))
+        self._differing = np.bitwise_xor(*self._bits, out=work.keys[0, : self.size])
+        # Negative where some signs differ.
+        self._any_differing = int(np.bitwise_or.reduce(self._differing))
+        self.differs = not self.same_dtype or self._any_differing != 0
         if self.differs:
             self._compute()
         else:
@@ -122,12 +125,10 @@ class BlockErrors:
 
     def _measure_close(self) -> bool:
         """Distances in ulp, if they are small and between numbers of the same sign; else they are left undone."""
-        a, g = self._bits
-        distance, signs, _ = self._work.keys[:, : self.size]
-        np.bitwise_xor(a, g, out=signs)
-        if not self.same_dtype or signs.min() < 0:
+        if not self.same_dtype or self._any_differing < 0:
             return False
-        np.subtract(a, g, out=distance)
+        distance = self._work.keys[1, : self.size]
+        np.subtract(*self._bits, out=distance)
         np.abs(distance, out=distance)
         self.most_ulps = int(distance.max())
         self.ulps = distance.view(f"u{distance.itemsize}")
@@ -175,13 +176,18 @@ class BlockErrors:
             "error_squared": (error,),
             "relative": (float(np.add.reduce(e)),),
         }
+        self.first_most_absolute, self.first_most_relative = int(d.argmax()), int(e.argmax())
+        self.most_absolute, self.most_relative = (
+            float(d[self.first_most_absolute]),
+            float(e[self.first_most_relative]),
+        )
 
     def _sum_of(self, left: Float64s, right: Float64s) -> float:
         return float(np.add.reduce(np.multiply(left, right, out=self.spare)))
 
     def _measure_any(self) -> None:
         """Distances in ulp between any two finite numbers."""
-        keys = self._work.keys[:, : self.size]
+        keys = self._work.keys[1:, : self.size]
         key_a, key_g, spare = keys
         for bits, key in zip(self._bits, (key_a, key_g), strict=True):
             # Magnitudes, negated for negative numbers, are in the order of the values.
@@ -226,7 +232,7 @@ class BlockErrors:
         disagree = self.excluded & ~kinds["both_nan"] & ~kinds["same_infinity"]
         self.disagree = disagree if disagree.any() else None
         # Excluded pairs are no difference of finite values.
-        np.logical_or(self._same, self.excluded, out=self._same)
+        self._differing[self.excluded] = 0
 
     @property
     def excluded_count(self) -> int:
@@ -235,58 +241,42 @@ class BlockErrors:
 
     # ---- What standards and figures ask for; only where something differs
 
-    @cached_property
-    def first_most_absolute(self) -> int:
-        """Where the first of the largest absolute errors is."""
-        return int(self.absolute.argmax())
-
-    @cached_property
-    def first_most_relative(self) -> int:
-        """Where the first of the largest relative errors is."""
-        return int(self.relative.argmax())
-
     @property
-    def most_absolute(self) -> float:
-        """The largest absolute error."""
-        return float(self.absolute[self.first_most_absolute])
-
-    @property
-    def most_relative(self) -> float:
-        """The largest relative error."""
-        return float(self.relative[self.first_most_relative])
-
-    @cached_property
     def error_bound(self) -> float:
         """What |actual - expected| / |expected| is at most, where that is cheap to tell; else infinity.
 
-        Errors of `u` ulp of normal numbers are at most `u * 2**-22` of them. An error over `u * 2**-149` is none
-        of a subnormal number or 0.
+        Errors of `u` ulp of normal numbers are at most `u * 2**-23` of them: a step is at most 2**-23 of a number,
+        and twice that only beyond the next power of two, where the number is nearly twice the power below it. An
+        error over `u * 2**-149` is none of a subnormal number or 0.
         """
-        if self._single_errors is None or self._work.dtypes[0] != "float32" or self.most_ulps > 1 << 16:
+        if self._error_bound is None:
+            self._error_bound = self._bounded_error()
+        return self._error_bound
+
+    def _bounded_error(self) -> float:
+        if self._single_errors is None or self._work.dtypes[0] != "float32" or self.most_ulps > 1 << 12:
             return math.inf
-        bits = self._work.keys[1, : self.size]
+        bits = self._work.keys[2, : self.size]
         np.bitwise_and(self._single_errors.view(np.int32), 0x7FFFFFFF, out=bits)
         np.subtract(bits, 1, out=bits)  # Errors of 0 become the largest.
         least = np.uint32(int(bits.view(np.uint32).min()) + 1 & 0xFFFFFFFF).view(np.float32)
-        return self.most_ulps * 2.0**-22 if least > self.most_ulps * _SUBNORMAL_STEP else math.inf
+        return self.most_ulps * 2.0**-23 if least > self.most_ulps * _SUBNORMAL_STEP else math.inf
 
     def _surely_within(self, share: float) -> bool:
         return self.error_bound < 0.999 * share
 
-    def different(self) -> int:
-        """How many pairs of finite values differ."""
-        return int(np.count_nonzero(self.ulps if self.same_dtype else self.absolute))
-
     def zero_signs(self) -> Mask:
         """Where one side is +0 and the other -0."""
-        mask: Mask = (self.ulps == 0) & ~self._same
+        mask: Mask = (self.ulps == 0) & (self._differing != 0)
         return mask
 
-    def zero_sign_count(self) -> int:
-        """How many pairs are zeros of opposite sign."""
+    def zero_sign_count(self, differing_values: int) -> int:
+        """How many pairs are zeros of opposite sign, given how many pairs of finite values differ."""
         if not self.same_dtype:
             return int(np.count_nonzero(self.zero_signs() & (self.magnitude == 0) & (self.absolute == 0)))
-        return self.size - int(np.count_nonzero(self._same)) - self.different()
+        if self._any_differing > 0:
+            return 0
+        return int(np.count_nonzero(self._differing)) - differing_values
 
     def within(self, share: float) -> int:
         """How many finite pairs differ by at most a share of the expected value."""
@@ -316,13 +306,30 @@ class BlockErrors:
 
     def ulp_histogram(self) -> list[int]:
         """How many finite pairs are 0, 1, 2-3, 4-7, 8-15 ... ulp apart."""
+        powers = range(self.most_ulps.bit_length())
+        ulps, limits = self.ulps, [1 << power for power in powers]
+        if len(powers) > _FEW:
+            # Many comparisons are cheaper on bytes: of the exponents that the distances have as floats.
+            ulps, limits = self._exponents(), [127 + power for power in powers]
         at_least = [self.size]
-        for power in range(self.most_ulps.bit_length()):
-            mask = np.greater_equal(self.ulps, 1 << power, out=self._mask)
-            at_least.append(int(np.count_nonzero(mask)))
+        for limit in limits:
+            at_least.append(int(np.count_nonzero(np.greater_equal(ulps, limit, out=self._mask))))
         counts = [low - high for low, high in zip(at_least, [*at_least[1:], 0], strict=True)]
         counts[0] -= self.excluded_count
         return counts
+
+    def _exponents(self) -> NDArray[np.uint8]:
+        """Floor of log2 of each distance, plus 127; less than 127 for 0."""
+        if self.most_ulps < 1 << 24:
+            fields = self.ulps.astype(np.float32).view(np.uint32) >> np.uint32(23)
+            return np.asarray(fields, np.uint8)
+        exponents = self.ulps.astype(np.float64).view(np.int64) >> 52
+        return np.asarray(np.maximum(exponents - (1023 - 127), 0), np.uint8)
+
+    def ulp_total(self) -> int:
+        """The sum of the distances."""
+        fits = self.most_ulps * self.size < 1 << 32
+        return int(np.add.reduce(self.ulps, dtype=np.uint32 if fits else np.uint64))
 
     def values(self, index: int) -> tuple[float, float]:
         """ACTUAL's and EXPECTED's element, whatever they are."""

@@ -281,11 +281,11 @@ def figures_of(errors: BlockErrors, standard: Standard, first: int, known: Figur
 
 
 def _add_counts(figures: Figures, errors: BlockErrors, known: Figures) -> None:
-    figures.ulp_histogram = errors.ulp_histogram()
-    figures.ulp_most = errors.most_ulps
-    figures.different = errors.different()
-    figures.ulp_total = int(errors.ulps.sum(dtype=np.uint64)) if errors.most_ulps > 1 else errors.different()
-    figures.zero_signs = errors.zero_sign_count()
+    figures.ulp_histogram, figures.ulp_most = errors.ulp_histogram(), errors.most_ulps
+    differing = sum(figures.ulp_histogram[1:])
+    figures.ulp_total = errors.ulp_total() if errors.most_ulps > 1 else differing
+    figures.different = differing if errors.same_dtype else int(np.count_nonzero(errors.absolute))
+    figures.zero_signs = errors.zero_sign_count(differing)
     figures.within = [errors.within(share) for share in SHARES]
     figures.beyond = figures.standard.beyond(errors)
     tolerance = figures.standard.tolerance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from .windows import Windows
 
 MAP_EXTENT = 512
 """Most rows and columns of the map; of a larger plane each holds the largest of several."""
+
+_SLICES = 32
 
 Counts = NDArray[np.int64]
 
@@ -36,33 +39,50 @@ class Plane:
 
 
 class ErrorMap:
-    """The largest severity of each cell over all planes; `cells` has at most `MAP_EXTENT` rows and columns."""
+    """The largest severity of each cell over all planes.
+
+    `cells` has at most `MAP_EXTENT` rows and columns; one stands for `sizes` rows and columns of the plane.
+    """
 
     def __init__(self, rows: int, columns: int) -> None:
         self.extents = rows, columns
-        self.cells = np.zeros((min(rows, MAP_EXTENT), min(columns, MAP_EXTENT)))
+        self.sizes = -(-rows // MAP_EXTENT), -(-columns // MAP_EXTENT)
+        self.cells = np.zeros((-(-rows // self.sizes[0]), -(-columns // self.sizes[1])))
         self._lock = threading.Lock()
 
     def add(self, box: Box, largest: Float64s) -> None:
         """largest: over the block's planes, (rows, columns)."""
-        rows, top = _bins(box.rows, self.extents[0], self.cells.shape[0])
-        columns, left = _bins(box.columns, self.extents[1], self.cells.shape[1])
-        if rows is not None:
-            largest = np.maximum.reduceat(largest, rows, axis=0)
-        if columns is not None:
-            largest = np.maximum.reduceat(largest, columns, axis=1)
+        largest = _binned(largest, 0, box.rows.start, self.sizes[0])
+        largest = _binned(largest, 1, box.columns.start, self.sizes[1])
+        top, left = box.rows.start // self.sizes[0], box.columns.start // self.sizes[1]
         part = self.cells[top : top + largest.shape[0], left : left + largest.shape[1]]
         with self._lock:
             np.maximum(part, largest, out=part)
 
 
-def _bins(span: slice, extent: int, bins: int) -> tuple[Counts | None, int]:
-    """Where in `span` each bin starts (None: each cell is one), and the first bin."""
-    if extent == bins:
-        return None, span.start
-    numbers = np.arange(span.start, span.stop) * bins // extent
-    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    return starts, int(numbers[0])
+def _binned(values: Float64s, axis: int, start: int, size: int) -> Float64s:
+    """The largest of each bin of `size` along an axis whose first place is `start`."""
+    if size == 1:
+        return values
+    moved = np.moveaxis(values, axis, 0)
+    head = min(-start % size, len(moved))
+    if size < _SLICES:
+        binned = _binned_by_slices(moved, head, size)
+    else:
+        starts = np.arange(head, len(moved), size)
+        binned = np.maximum.reduceat(moved, np.append(0, starts) if head else starts, axis=0)
+    return np.moveaxis(binned, 0, axis)
+
+
+def _binned_by_slices(values: Float64s, head: int, size: int) -> Float64s:
+    """The first `head` and then bins of `size`: quicker by slices of that stride than bin by bin."""
+    whole = head + (len(values) - head) // size * size
+    parts = [values[:head].max(axis=0, keepdims=True)] if head else []
+    if whole > head:
+        parts.append(functools.reduce(np.maximum, [values[first:whole:size] for first in range(head, head + size)]))
+    if whole < len(values):
+        parts.append(values[whole:].max(axis=0, keepdims=True))
+    return np.concatenate(parts)
 
 
 class PlaneRanking:

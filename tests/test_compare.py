@@ -738,19 +738,32 @@ def test_figures_of_regions(nonfinite: bool) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("shape", [(3, 4, 9, 17), (2, 1, 700, 3), (1, 2, 3, 1100), (40, 3, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 9, 17), (2, 1, 700, 3), (1, 2, 3, 1101), (2, 1, 1030, 2), (40, 3, 2, 2)], ids=str
+)
 def test_error_map(shape: tuple[int, ...]) -> None:
     """The largest of each cell; beyond 512 of the neighbours that share one."""
     actual, expected = noisy(shape, "float32", 0.01, seed=9)
     made = run(actual, expected, "mere-mare")
     errors = np.abs(actual.astype(float) - expected) / (np.abs(expected.astype(float)) + FLOOR)
     largest = errors.reshape(-1, *shape[-2:]).max(axis=0)
-    rows, columns = (min(extent, 512) for extent in shape[-2:])
-    wanted = np.zeros((rows, columns))
+    high, wide = (math.ceil(extent / 512) for extent in shape[-2:])
+    wanted = np.zeros((math.ceil(shape[-2] / high), math.ceil(shape[-1] / wide)))
     for (row, column), value in np.ndenumerate(largest):
-        place = row * rows // shape[-2], column * columns // shape[-1]
+        place = row // high, column // wide
         wanted[place] = max(wanted[place], value)
     assert made.map.cells.tolist() == wanted.tolist()
+
+
+def test_error_map_of_wide_rows_in_whole_blocks() -> None:
+    """Of few neighbours to a cell, and of many."""
+    for columns in (1024, 1026, 1027, 16_000, 40_000):
+        actual, expected = noisy((1, 2, 3, columns), "float32", 0.01, seed=9)
+        made = run(actual, expected, "mere-mare")
+        errors = np.abs(actual.astype(float) - expected) / (np.abs(expected.astype(float)) + FLOOR)
+        wide = math.ceil(columns / 512)
+        padded = np.pad(errors.max(axis=(0, 1)), ((0, 0), (0, -columns % wide)))
+        assert made.map.cells.tolist() == padded.reshape(3, -1, wide).max(axis=2).tolist()
 
 
 def test_shrinking_keeps_the_largest() -> None:
