@@ -25,6 +25,7 @@ from tests.command_line import (
     Result,
     environment,
     load,
+    on_terminal,
     poolgrad,
     poolgrad_process,
     save,
@@ -350,31 +351,6 @@ def test_quiet(pair: list[Path]) -> None:
 
 
 # ---- On a terminal
-
-
-def on_terminal(stream: str, *arguments: object, code: str = ENTRY, **changes: str) -> tuple[int, str]:
-    """Run with stdout or stderr on a terminal of 80 columns; the exit code and what the terminal got."""
-    pty = pytest.importorskip("pty")
-    termios = pytest.importorskip("termios")
-    primary, secondary = pty.openpty()
-    termios.tcsetwinsize(secondary, (24, 80))
-    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: secondary}
-    env = environment(TERM="xterm-256color", **changes)
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    with subprocess.Popen(command, stdin=secondary, env=env, **streams) as process:
-        os.close(secondary)
-        seen = b""
-        while chunk := _read_terminal(primary):
-            seen += chunk
-        os.close(primary)
-    return process.returncode, seen.decode().replace("\r\n", "\n")
-
-
-def _read_terminal(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # Linux's end of file of a terminal
-        return b""
 
 
 @POSIX
