@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "Whether one tensor is another, by an accuracy standard, and where not.",
     "diagnose": "Name the cause of a wrong gradInput.",
     "inspect": "What is in tensor files: names, dtypes, shapes, figures, faults.",
+    "msprobe": "Check every average pooling in a dump of Ascend's msprobe.",
     "products": "What each Ascend product takes, and what cubeMathType means.",
 }
 """Each command's name, which is its module's too, and its line in `poolgrad --help`."""
