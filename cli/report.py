@@ -238,15 +238,18 @@ class _Bar:
             BarColumn,
             DownloadColumn,
             Progress,
+            ProgressColumn,
             TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
 
-        label = [TextColumn("{task.description}", markup=False)] if self._label() else []
-        columns = (*label, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        columns: list[ProgressColumn] = [BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
+        if self._label():
+            # 80 columns have no room for everything.
+            columns = [TextColumn("{task.description}", markup=False), BarColumn(12), columns[1], columns[3]]
         bar = Progress(*columns, console=_console(sys.stderr), auto_refresh=False, transient=True)
-        task = bar.add_task("", total=self._total)
+        task = bar.add_task(self._label(), total=self._total)
         bar.start()
         self._draw = lambda done: bar.update(task, completed=done, description=self._label(), refresh=True)
         self._stop = bar.stop

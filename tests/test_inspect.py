@@ -19,8 +19,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.command_line import ENTRY, Result, environment, poolgrad, poolgrad_process, save, save_safetensors
-from tests.test_cli import POSIX, modules_after, on_terminal
+from tests.command_line import (
+    ENTRY,
+    Result,
+    environment,
+    on_terminal,
+    poolgrad,
+    poolgrad_process,
+    save,
+    save_safetensors,
+)
+from tests.test_cli import POSIX, modules_after
 
 from poolgrad.cli import contents
 from poolgrad.core import statistics
