@@ -157,6 +157,19 @@ def test_an_integer_of_a_million_digits(tmp_path: Path, limit: str) -> None:
     assert result.error.endswith("not valid JSON: an integer of 1000000 digits")
 
 
+def test_a_shape_of_very_many_axes(tmp_path: Path) -> None:
+    """Their product would have 12 million bits."""
+    shape = b",".join([str(2**63 - 1).encode()] * 200_000)
+    text = b'{"a":{"dtype":"F32","shape":[' + shape + b'],"data_offsets":[0,4]}}'
+    path = with_header(tmp_path / "a.safetensors", text, bytes(4))
+    start = time.monotonic()
+    result = poolgrad("inspect", path)
+    assert time.monotonic() - start < 5
+    assert result.code == 3
+    assert len(result.error) < 1000
+    assert "impossible shape [9223372036854775807, 9223" in result.error
+
+
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize(
     "opening", [b"(", b"[", b"{1:", b"-", b"not ", b"1+", b"f(", b"lambda:", b"0x" + b"f" * 9, b"\\\n"]

@@ -52,10 +52,10 @@ def is_right(path: Path) -> bool:
 
 
 def run_in(folder: Path, *arguments: object, env: dict[str, str] | None = None, code: str = ENTRY) -> Result:
-    """Run in a process whose working directory is `folder`."""
+    """Run in a process whose working directory is `folder`, and not searched for modules: as the console script."""
     words = [item if isinstance(item, bytes) else os.fsencode(str(item)) for item in arguments]
     done = subprocess.run(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-P", "-c", code, *words],
         cwd=folder,
         env=environment() if env is None else env,
         capture_output=True,
