@@ -67,8 +67,10 @@ def command(
     ):
         comparison = start_comparison(judging, made.spec, golden.spec, made.spec.dtype)
         shown = not (as_json or quiet) and report.is_terminal_stderr()
-        with report.progress(made.spec.size, shown) as progress:
-            comparison.run(made.source(), golden.source(), threads or available_cpus(), progress)
+        item = made.nbytes // made.spec.size
+        with report.progress(made.nbytes, shown) as progress:
+            bytes_done = progress and (lambda elements: progress(elements * item))
+            comparison.run(made.source(), golden.source(), threads or available_cpus(), bytes_done)
         made.check_unchanged()
         golden.check_unchanged()
     result = comparison_report.Result(
