@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from tests.command_line import ENTRY, Result, environment, on_terminal, poolgrad, poolgrad_process, save, zeros
 
+from poolgrad.cli import batch, pool, run
 from poolgrad.cli import jobs as jobs_module
-from poolgrad.cli import pool, run
+from poolgrad.cli.batch_report import Tally
 from poolgrad.cli.jobs import Job, JobError, parse_job, run_job
-from poolgrad.cli.results import earlier_results
+from poolgrad.cli.results import earlier_results, open_results
 from poolgrad.core import AclnnError
 from poolgrad.core.executor import Executor
 
@@ -471,6 +472,30 @@ def test_a_worker_that_dies_idle_takes_no_job(folder: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_a_result_that_an_interrupt_cut_off_is_offered_again(folder: Path) -> None:
+    offered: list[tuple[int, str]] = []
+
+    def take(index: int, result: Object) -> bool:
+        offered.append((index, result["status"]))
+        if len(offered) == 1:
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.run_on_processes([real_job(folder, name) for name in "ab"], [0] * 2, 1, 1, take, lambda _done: None)
+    assert offered == [(0, "ok"), (0, "ok")]
+
+
+def test_a_result_that_is_offered_again_is_written_once(folder: Path) -> None:
+    tally, results = Tally(2), folder / "r.jsonl"
+    with open_results(str(results)) as sink:
+        recorder = batch._Recorder(sink, tally, fail_fast=False)
+        for index in (0, 1, 0):
+            assert recorder.take(index, run_job(real_job(folder, "ab"[index])))
+    assert statuses(results.read_text()) == {"a": "ok", "b": "ok"}
+    assert tally.counts["ok"] == 2
+
+
 # ---- Results in a file
 
 
@@ -728,9 +753,11 @@ def test_a_dry_run_resumes(folder: Path) -> None:
     assert resumed.results.read_bytes() == results
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_dry_run_looks_at_permissions(folder: Path) -> None:
-    (folder / "locked").mkdir(mode=0o500)
+def test_a_dry_run_looks_at_permissions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "locked").mkdir()
+    monkeypatch.setattr(
+        os, "access", lambda path, _mode: not str(path).endswith("locked")
+    )  # Root may write anywhere.
     path = write_manifest(folder, make_job(folder, "a", out="locked/out.npy"))
     assert "nothing can be written to the directory" in poolgrad("batch", path, "--dry-run").record["message"]
 
