@@ -60,11 +60,11 @@ def examine(path_and_name: str, bf16_bits: bool) -> Iterator[tuple[Contents, Pos
     contents = Contents(path_and_name)
     file = None
     try:
-        contents.path, name, is_npy = split(path_and_name)
-        contents.format = "npy" if is_npy else "safetensors"
+        contents.path, name, extension = split(path_and_name)
+        contents.format = extension[1:]
         file, status = open_regular(contents.path)
         contents.size = status.st_size
-        tensors, fault = _describe(file, status.st_size, is_npy)
+        tensors, fault = _describe(file, status.st_size, extension)
         contents.count = len(tensors)
         contents.tensors = [tensor for tensor in tensors if name in (None, tensor.name)]
         if fault is not None:
@@ -82,12 +82,16 @@ def examine(path_and_name: str, bf16_bits: bool) -> Iterator[tuple[Contents, Pos
             file.close()
 
 
-def _describe(file: PositionedFile, size: int, is_npy: bool) -> tuple[list[Held], FileError | None]:
-    if is_npy:
+def _describe(file: PositionedFile, size: int, extension: str) -> tuple[list[Held], FileError | None]:
+    if extension == ".npy":
         from . import npy_format  # With numpy, which a safetensors file's header does not need.
 
         layout, fault = npy_format.examine(file, size)
         return [Held(None, layout)], fault
+    if extension == ".pt":
+        from . import pt_files  # With torch, which is optional, and slow to load.
+
+        return [Held(None, pt_files.read_header(file, size))], None
     layouts, fault = safetensors_format.examine(file, size)
     return [Held(*item) for item in layouts.items()], fault
 

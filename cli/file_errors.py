@@ -39,8 +39,6 @@ def shorten(text: str, limit: int = 80) -> str:
 class FileError(Exception):
     """A file that cannot be read or written: `str()` is one line with the path and the reason."""
 
-    exit_code = 3
-
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import report
-from .file_errors import FileError, printable, shorten
+from .failures import UNUSABLE_FILE
+from .file_errors import printable, shorten
 from .options import bf16_bits_option, json_option
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ LONGEST_NAME = 1000
 @bf16_bits_option
 @json_option
 def command(files: tuple[str, ...], stats: bool, bf16_bits: bool, as_json: bool) -> None:
-    """Show what is in .npy and .safetensors files, and what is wrong with a damaged one.
+    """Show what is in .npy, .safetensors and .pt files, and what is wrong with a damaged one.
 
     Name, dtype, shape, bytes, byte order and order of each tensor, or of the one that FILE.safetensors:NAME
     picks, from the header alone.
@@ -46,8 +47,8 @@ def command(files: tuple[str, ...], stats: bool, bf16_bits: bool, as_json: bool)
     else:
         report.print_tables([part for contents in looked_at for part in _drawn(contents, stats)])
     if summary:
-        report.print_failure(report.Failure(FileError.exit_code, "FILE", summary), "poolgrad inspect", as_json=False)
-        raise click.exceptions.Exit(FileError.exit_code)
+        report.print_failure(report.Failure(UNUSABLE_FILE, "FILE", summary), "poolgrad inspect", as_json=False)
+        raise click.exceptions.Exit(UNUSABLE_FILE)
 
 
 def _look(file: str, stats: bool, bf16_bits: bool, shows_progress: bool) -> Contents:
@@ -176,7 +177,7 @@ def _layout_line(layout: Layout) -> str:
 
 def _stored_is_news(layout: Layout) -> bool:
     """Whether the file's own name of the dtype tells what the name does not, as <V2 for bfloat16."""
-    return layout.dtype == "bfloat16" and layout.stored_dtype != "BF16"
+    return layout.dtype == "bfloat16" and layout.stored_dtype not in ("BF16", "bfloat16")
 
 
 def _stats_lines(tensor: Held) -> Iterator[str]:

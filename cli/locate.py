@@ -27,8 +27,8 @@ class Identity(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def split(text: str) -> tuple[str, str | None, bool]:
-    """Path, tensor name, and whether it is .npy. A file that exists by the whole text wins."""
+def split(text: str) -> tuple[str, str | None, str]:
+    """Path, tensor name, and the path's extension. A file that exists by the whole text wins."""
     if "\0" in text:
         raise FileError(f"{text}: a path cannot hold a NUL character")
     path, name = text, None
@@ -41,10 +41,10 @@ def split(text: str) -> tuple[str, str | None, bool]:
             if os.path.lexists(path):
                 break
     extension = os.path.splitext(path)[1].lower()
-    if extension not in (".npy", ".safetensors"):
+    if extension not in (".npy", ".safetensors", ".pt"):
         hint = "; an .npy file holds one tensor, without a name" if ".npy:" in lowered else ""
         raise FileError(f"{text}: expected a .npy or .safetensors file{hint}")
-    return path, name, extension == ".npy"
+    return path, name, extension
 
 
 def open_regular(path: str) -> tuple[PositionedFile, os.stat_result]:

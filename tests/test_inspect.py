@@ -158,6 +158,19 @@ def test_unknown_dtypes_are_shown_too(tmp_path: Path) -> None:
         assert "no statistics of" in poolgrad("inspect", path, "--stats").out
 
 
+def test_pt(tmp_path: Path) -> None:
+    """With torch its one tensor, without it what to install."""
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "a.pt"
+    torch.save(torch.arange(1, 7, dtype=torch.bfloat16).reshape(2, 3), path)
+    (tensor,) = tensors_of(path, "--stats")
+    assert (tensor["name"], tensor["dtype"], tensor["shape"], tensor["bytes"]) == (None, "bfloat16", [2, 3], 12)
+    assert (tensor["stats"]["min"], tensor["stats"]["max"], tensor["stats"]["mean"]) == (1, 6, 3.5)
+    assert "tensor   bfloat16 (2, 3), 12 bytes, little-endian, C order\n" in poolgrad("inspect", path).out
+    path.write_bytes(path.read_bytes()[:-30])
+    assert poolgrad("inspect", path).code == 3
+
+
 def test_several_files_in_their_order(tmp_path: Path) -> None:
     paths = [save(tmp_path / name, np.zeros((2, 2), np.float32)) for name in ("b.npy", "a.safetensors", "c.npy")]
     record = poolgrad("inspect", *paths, "--json").record
@@ -468,7 +481,7 @@ def test_where_the_json_is_wrong(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     good = save(tmp_path / "good.npy", np.ones((2, 2), np.float32))
-    words = [tmp_path / "missing.npy", tmp_path, good, f"{good}:a", tmp_path / "a.pt", "a\0.npy"]
+    words = [tmp_path / "missing.npy", tmp_path, good, f"{good}:a", tmp_path / "a.pth", "a\0.npy"]
     result = poolgrad("inspect", *words, "--json")
     assert result.code == 3
     faults = [file["fault"] for file in result.record["files"]]
