@@ -135,6 +135,38 @@ def test_subnormal_numbers_and_errors_of_just_a_bound(tmp_path: Path) -> None:
         assert_same(as_reference(found), reference(actual, expected, standard, "float32"))
 
 
+@pytest.mark.parametrize("others", [[], [2.0**-126] * 9], ids=["alone", "with normal numbers"])
+@pytest.mark.parametrize("share", [400, 900, 1100, 6000])
+def test_one_ulp_of_a_subnormal_number_is_much_of_it(share: int, others: list[float], tmp_path: Path) -> None:
+    """Where every error is of one ulp, which is nothing of a normal number."""
+    least = 2.0**-149
+    expected = np.array([[[*others, share * least, 0, 7 * least]]], F32)
+    actual = np.array([[[*others, (share + 1) * least, least, 7 * least]]], F32)
+    for standard in STANDARDS:
+        found = compare(tmp_path, actual, expected, "--standard", standard, "--json").record
+        assert_same(as_reference(found), reference(actual, expected, standard, "float32"))
+
+
+@pytest.mark.parametrize("distance", [255, 256, 2**24 - 1, 2**24, 2**25 - 1, 2**30 + 1, 2**31 - 2**24 - 1])
+def test_ulp_histogram_at_the_ends_of_its_bins(distance: int, tmp_path: Path) -> None:
+    bits = np.array([[[0x00800000, 0x00800000 + distance, 0x00800000, 0x00800003]]], np.uint32)
+    actual, expected = bits.view(F32)[..., 1::2], bits.view(F32)[..., ::2]
+    found = as_reference(compare(tmp_path, actual, expected, "--json").record)
+    assert found["ulp"]["histogram"] == {1 << distance.bit_length() >> 1: 1, 2: 1}
+    assert (found["ulp"]["max"], found["ulp"]["mean"]) == (distance, (distance + 3) / 2)
+
+
+def test_of_equal_errors_the_first_are_listed(tmp_path: Path) -> None:
+    expected = np.ones((3, 50, 2, 2), F32)
+    actual = expected * F32(1.5)
+    for standard in STANDARDS:
+        record = compare(tmp_path, actual, expected, "--standard", standard, "--json").record
+        assert [element["index"] for element in record["worst_elements"]] == [
+            list(index) for index in itertools.islice(np.ndindex(actual.shape), 10)
+        ]
+        assert [plane["plane"] for plane in record["worst_planes"]] == [[0, channel] for channel in range(10)]
+
+
 @pytest.mark.parametrize(
     ("actual", "expected", "cosine_is"), [(0, 0, 1.0), (0, 1, "nan"), (1, 0, "nan"), (1, -1, -1.0)], ids=str
 )
@@ -195,9 +227,14 @@ CLIPPED = avg("clipped", (3, 4, 9, 17), (3, 2), (2, 2), (1, 1))
 
 @pytest.mark.usefixtures("small_blocks")
 @settings(max_examples=40, deadline=None)
-@given(elements=st.integers(1, 700), seed=st.integers(0, 2**32), noise=st.sampled_from([0, 1e-7, 0.1]))
-def test_any_tiles_in_any_order_give_the_same(elements: int, seed: int, noise: float) -> None:
-    actual, expected = with_nonfinite(*noisy(CLIPPED.self_shape, "float32", noise, seed=4))
+@given(elements=st.integers(1, 700), seed=st.integers(0, 2**32), noise=st.sampled_from([0, 1e-7, 0.1, None]))
+def test_any_tiles_in_any_order_give_the_same(elements: int, seed: int, noise: float | None) -> None:
+    """Without `noise`, all errors are equal: which come first is then all that tells them apart."""
+    if noise is None:
+        expected = np.ones(CLIPPED.self_shape, F32)
+        actual = expected * F32(2)
+    else:
+        actual, expected = with_nonfinite(*noisy(CLIPPED.self_shape, "float32", noise, seed=4))
     specs = TensorSpec.of(actual), TensorSpec.of(expected)
     windows = executor_of(CLIPPED).task.rows, executor_of(CLIPPED).task.columns
     standard = find_standard("mere-mare", "float32")
@@ -400,6 +437,27 @@ def test_least_tolerances_pass_and_less_does_not(tmp_path: Path) -> None:
                     continue
                 text = [flag.format(repr(least * factor)) for flag in flags]
                 assert compare(tmp_path, actual, expected, "--standard", "allclose", *text, "-q").code == code, seed
+
+
+def test_least_tolerances_pass_to_the_last_digit() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(400):
+        expected = (rng.standard_normal((1, 1, 3)) * 10.0 ** rng.integers(-6, 4)).astype(F32)
+        actual = (expected * (1 + 10.0 ** rng.integers(-6, 1) * rng.standard_normal(3))).astype(F32)
+        first = run(actual, expected, "allclose").figures
+        spec = TensorSpec.of(actual)
+        for tolerance in ({"rtol": first.least_rtol}, {"atol": first.least_atol}):
+            made = Comparison(spec, spec, find_standard("allclose", "float32", **tolerance))
+            assert made.run(ArrayTensor(actual), ArrayTensor(expected)).figures.passed, (actual, expected)
+
+
+def test_an_error_of_just_atol_where_0_is_expected_passes(tmp_path: Path) -> None:
+    actual, expected = np.array([[[0.5, 2, 0]]], F32), np.array([[[0, 1, 0]]], F32)
+    flags = ["--standard", "allclose", "--atol", 0.5, "--json"]
+    record = compare(tmp_path, actual, expected, *flags).record
+    assert record["mismatched"] == 1
+    assert record["least_rtol"]["value"] == pytest.approx(0.5, rel=1e-14)
+    assert compare(tmp_path, actual, expected, *flags, "--rtol", 0.5).code == 0
 
 
 def test_rtol_of_0_and_atol_of_0(tmp_path: Path) -> None:
