@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -21,6 +22,9 @@ INSTALL = "--scheduler takes the extra dask: pip install 'poolgrad[dask]'"
 CONNECT_SECONDS = 10
 WORKERS_SECONDS = 30
 """How long to wait for the scheduler, and for its first worker."""
+
+_ADDRESS = re.compile(r"(tcp|tls|ucx|wss?)://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+"""What Dask makes nothing of would keep the process from ending."""
 
 Task = TypeVar("Task")
 Record = dict[str, Any]
@@ -44,30 +48,14 @@ def run_on_cluster(
         futures = client.map(work, tasks, pure=False)
         numbers = {future.key: number for number, future in enumerate(futures)}
         try:
-            yield from _results(distributed, client, futures, numbers, tasks, lost)
-        except (OSError, distributed.client.FutureCancelledError) as error:
-            raise click.UsageError(f"the scheduler at {address} was lost: {_reason(error)}") from error
+            finished = distributed.as_completed(futures, loop=client.loop, with_results=True, raise_errors=False)
+            for future, result in finished:
+                number = numbers[future.key]
+                if future.status == "cancelled":
+                    raise click.UsageError(f"the scheduler at {address} is gone, or has cancelled the jobs")
+                yield number, result if isinstance(result, dict) else lost(tasks[number], _why(result))
         finally:
             client.cancel(futures)
-
-
-def _results(
-    distributed: Any,
-    client: Any,
-    futures: list[Any],
-    numbers: dict[str, int],
-    tasks: Sequence[Task],
-    lost: Callable[[Task, str], Record],
-) -> Iterator[tuple[int, Record]]:
-    finished = distributed.as_completed(futures, loop=client.loop, with_results=True, raise_errors=False)
-    for future, result in finished:
-        number = numbers[future.key]
-        if isinstance(result, dict):
-            yield number, result
-            continue
-        if future.status == "cancelled":
-            raise click.UsageError("the scheduler was lost, or it cancelled the jobs")
-        yield number, lost(tasks[number], _why(result))
 
 
 def _why(result: Any) -> str:
@@ -94,8 +82,11 @@ def _import_distributed() -> Any:
 def _client(distributed: Any, address: str) -> Iterator[Any]:
     import logging
 
-    # What goes wrong is told in one line; Dask's own lines come between.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    if not _ADDRESS.fullmatch(address):
+        raise click.UsageError(f"--scheduler is {shorten(address) or 'empty'}, expected tcp://HOST:PORT")
+    # What goes wrong is told in one line; Dask would tell it in many.
+    for name in ("distributed", "distributed.client", "tornado"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
