@@ -1,4 +1,4 @@
-"""Print the declared lower bounds of the run-time dependencies, and of Dask, as exact versions, for `pip --constraint`."""
+"""Print the lower bounds of the run-time dependencies, and of Dask, as exact versions, for `pip --constraint`."""
 
 import tomllib
 from pathlib import Path
