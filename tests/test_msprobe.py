@@ -721,21 +721,3 @@ def test_the_whole_command_survives_hostile_arguments(tmp_path: Path, hostile: A
     for record in map(json.loads, result.out.splitlines()):
         assert record["status"] in ("ok", "unchecked")
         assert "bug" not in record.get("reason", "")
-
-
-# ---- .pt files
-
-
-def test_without_torch_a_line_says_which_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    (tmp_path / "a.pt").write_bytes(b"PK")
-    result = poolgrad("avg2d", tmp_path / "a.pt", tmp_path / "a.pt", "-k", "2", "-o", tmp_path / "out.npy")
-    assert result.code == 3
-    assert result.error.endswith("is a PyTorch file; reading it takes the extra torch: pip install 'poolgrad[torch]'")
-
-
-def test_pt_files_are_only_read(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((1, 1, 4, 4), np.float32))
-    result = poolgrad("avg2d", tmp_path / "a.npy", tmp_path / "a.npy", "-k", "1", "-o", tmp_path / "out.pt")
-    assert result.code == 3
-    assert ".pt files are only read" in result.error
