@@ -224,4 +224,4 @@ def _is_int(value: object) -> bool:
 
 
 def _text(value: Argument) -> str:
-    return f"a tensor, {value.text}," if isinstance(value, TensorRecord) else shorten(str(value), 60)
+    return f"a tensor, {value.text}" if isinstance(value, TensorRecord) else shorten(str(value), 60)

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +284,8 @@ def test_widened_bfloat16_is_rounded_again(tmp_path: Path) -> None:
     folder = widened(tmp_path)
     for what in ("backward.output", "backward.input"):
         values = np.load(stored(folder, what))
-        np.save(stored(folder, what), (values * (1 + 2.0**-12)).astype(np.float32))
+        values *= np.where(np.arange(values.size).reshape(values.shape) % 2, 1 + 2.0**-12, 1 - 2.0**-12)
+        np.save(stored(folder, what), values.astype(np.float32))
     assert only(folder, "--standard", "exact")["status"] == "ok"
 
 
@@ -597,6 +598,53 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 def test_a_call_that_the_operator_rejects(tmp_path: Path) -> None:
     folder = single(tmp_path, "Mint.avg_pool2d.0", K2S1, 2)
     assert reason(folder).startswith("gradOutput is 7x7, kernel 2 stride 2 padding 0 over 8x8 gives 4x4")
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+"""What to change in a forward and a backward entry of avg_pool2d(x, 2, 2, padding=0)."""
+
+CHANGES: dict[str, Change] = {
+    "its argument kernel_size is given twice": lambda f, _: f["input_kwargs"].update(kernel_size=value(2)),
+    "its argument input is given twice": lambda f, _: f["input_kwargs"].update(input_x=f["input_args"][0]),
+    "it has 9 positional arguments, expected at most 7": lambda f, _: f["input_args"].extend([None] * 6),
+    "it has an argument 'data_format', which the function does not know": (
+        lambda f, _: f["input_kwargs"].update(data_format=value("NCHW"))
+    ),
+    "its argument kernel_size is not in the dump": lambda f, _: f["input_args"].__delitem__(slice(1, None)),
+    "its argument input is no tensor": lambda f, _: f["input_args"].__setitem__(0, value(3)),
+    "its argument kernel_size is 2.5, expected one integer or two": (
+        lambda f, _: f["input_args"].__setitem__(1, value(2.5))
+    ),
+    "its argument stride is (2, True), expected one integer or two": (
+        lambda f, _: f["input_args"].__setitem__(2, value((2, True)))
+    ),
+    "its argument padding is a tensor, float32 (1, 2, 8, 8), expected one integer or two": (
+        lambda f, _: f["input_kwargs"].update(padding=f["input_args"][0])
+    ),
+    "its argument ceil_mode is 0, expected true or false": lambda f, _: f["input_kwargs"].update(ceil_mode=value(0)),
+    "its argument divisor_override is True, expected an integer": (
+        lambda f, _: f["input_kwargs"].update(divisor_override=value(True))
+    ),
+    "padding is a list of 1, which no argument of average pooling is": (
+        lambda f, _: f["input_kwargs"].update(padding=[[1]])
+    ),
+    "the shape of input is a list of 4": lambda f, _: f["input_args"][0].update(shape=[True, 2, 8, 8]),
+    "the dtype of input is 3": lambda f, _: f["input_args"][0].update(dtype=3),
+    '"input_args" is no list': lambda f, _: f.update(input_args={}),
+    '"input_kwargs" is no object': lambda f, _: f.update(input_kwargs=[]),
+    "its output holds 2 tensors, expected gradInput alone": lambda _, b: b["output"].extend(b["input"]),
+    "its input holds no tensors, expected gradOutput alone": lambda _, b: b.pop("input"),
+    "gradInput is float32 (1, 2, 4, 4) and self float32 (1, 2, 8, 8), expected the same": (
+        lambda _, b: b.update(output=b["input"])
+    ),
+}
+
+
+@pytest.mark.parametrize("expected", CHANGES)
+def test_entries_that_say_something_else(tmp_path: Path, expected: str) -> None:
+    dump = add_avg(Dump(tmp_path / "rank0"), "Mint.avg_pool2d.0", K2, 2, 2, padding=0)
+    CHANGES[expected](dump.data["Mint.avg_pool2d.0.forward"], dump.data["Mint.avg_pool2d.0.backward"])
+    assert reason(dump.write()).removeprefix("an element of ") == expected
 
 
 # ---- dump.json that is hostile
