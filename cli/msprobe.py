@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -127,8 +128,8 @@ def _run(found: Sequence[Check | Skipped], scheduler: str | None, threads: int |
     checks = [one for one in found if isinstance(one, Check)]
     shown = not as_json and report.is_terminal_stderr()
     sizes, done = [_size(check) for check in checks], 0
-    with report.progress(sum(sizes), shown) as progress:
-        for number, record in _results(checks, scheduler, threads):
+    with report.progress(sum(sizes), shown) as progress, closing(_results(checks, scheduler, threads)) as results:
+        for number, record in results:
             records[places[number]] = record
             if as_json:
                 dump_report.print_record(record)
@@ -141,7 +142,9 @@ def _run(found: Sequence[Check | Skipped], scheduler: str | None, threads: int |
     return complete
 
 
-def _results(checks: Sequence[Check], scheduler: str | None, threads: int | None) -> Iterator[tuple[int, Record]]:
+def _results(
+    checks: Sequence[Check], scheduler: str | None, threads: int | None
+) -> Generator[tuple[int, Record], None, None]:
     from poolgrad.core.operators import available_cpus
 
     from .dump_checks import lost_record, run_check

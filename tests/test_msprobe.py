@@ -484,6 +484,9 @@ def test_manifest_has_the_same_jobs(tmp_path: Path) -> None:
     results = [run_job(job) for job in jobs]
     assert [one["status"] for one in results] == ["ok", "ok", "ok", "failed"]
     assert results[1]["comparison"]["precision_row"] == "bfloat16"
+    batch = poolgrad("batch", manifest, "--workers", "1")
+    assert batch.code == 1
+    assert [json.loads(line)["status"] for line in batch.out.splitlines()] == ["ok", "ok", "ok", "failed"]
     mine = [one for one in run(dump.folder, "--standard", "allclose") if one["status"] != "unchecked"]
     for one, job in zip(mine, results, strict=True):
         assert {**one["comparison"], "seconds": 0} == {**job["comparison"], "seconds": 0}
