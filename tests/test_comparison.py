@@ -149,11 +149,12 @@ def test_one_ulp_of_a_subnormal_number_is_much_of_it(share: int, others: list[fl
 
 @pytest.mark.parametrize("distance", [255, 256, 2**24 - 1, 2**24, 2**25 - 1, 2**30 + 1, 2**31 - 2**24 - 1])
 def test_ulp_histogram_at_the_ends_of_its_bins(distance: int, tmp_path: Path) -> None:
-    bits = np.array([[[0x00800000, 0x00800000 + distance, 0x00800000, 0x00800003]]], np.uint32)
+    least, most = 1, 0x7F7FFFFF
+    bits = np.array([[[least, least + distance, least, least + 3, least, most]]], np.uint32)
     actual, expected = bits.view(F32)[..., 1::2], bits.view(F32)[..., ::2]
     found = as_reference(compare(tmp_path, actual, expected, "--json").record)
-    assert found["ulp"]["histogram"] == {1 << distance.bit_length() >> 1: 1, 2: 1}
-    assert (found["ulp"]["max"], found["ulp"]["mean"]) == (distance, (distance + 3) / 2)
+    assert found["ulp"]["histogram"] == {1 << distance.bit_length() >> 1: 1, 2: 1, 2**30: 1 + (distance >= 2**30)}
+    assert (found["ulp"]["max"], found["ulp"]["mean"]) == (most - least, (distance + 3 + most - least) / 3)
 
 
 def test_of_equal_errors_the_first_are_listed(tmp_path: Path) -> None:
