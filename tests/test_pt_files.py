@@ -125,27 +125,40 @@ def test_the_elements_of_a_pt_file(tmp_path: Path, dtype: str) -> None:
     assert np.array_equal(written.view(NUMPY[dtype]) if dtype == "bfloat16" else written, array)
 
 
-@takes_torch
-@pytest.mark.torch
-def test_a_pt_file_of_an_npu(tmp_path: Path) -> None:
+def npu_file(tmp_path: Path, values: Any) -> Path:
     """As torch_npu saves: a CPU's storage, under a function and a format of its own, which are not installed here."""
     torch = importlib.import_module("torch")
-    made = torch.arange(24.0).reshape(1, 2, 3, 4)
     with fake_torch_npu() as (rebuild, form):
 
         class NpuTensor(torch.Tensor):  # type: ignore[misc, name-defined]
             def __reduce_ex__(self, protocol: Any) -> Any:
                 plain = self.as_subclass(torch.Tensor)
-                parts: Any = plain._typed_storage(), 0, tuple(plain.size()), plain.stride(), False, OrderedDict()
-                return rebuild, (*parts, form(2))
+                storage: Any = plain._typed_storage()
+                return rebuild, (storage, 0, tuple(plain.size()), plain.stride(), False, OrderedDict(), form(2))
 
-        path = pt_file(tmp_path, made.as_subclass(NpuTensor))
+        path = pt_file(tmp_path, values.as_subclass(NpuTensor))
     assert b"torch_npu" in path.read_bytes()
     assert "torch_npu" not in sys.modules
-    with open_tensor(str(path), "grad_output", False) as tensor:
+    return path
+
+
+@takes_torch
+@pytest.mark.torch
+def test_a_pt_file_of_an_npu(tmp_path: Path) -> None:
+    values = importlib.import_module("torch").arange(24.0).reshape(1, 2, 3, 4)
+    with open_tensor(str(npu_file(tmp_path, values)), "grad_output", False) as tensor:
         assert (tensor.spec.shape, tensor.spec.dtype) == ((1, 2, 3, 4), "float32")
         box = Box(slice(0, 2), slice(0, 3), slice(0, 4))
-        assert np.array_equal(tensor.source().read(box, None), made.numpy()[0])
+        assert np.array_equal(tensor.source().read(box, None), values.numpy()[0])
+
+
+@takes_torch
+@pytest.mark.torch
+def test_a_pt_file_of_an_npu_takes_a_later_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = importlib.import_module("torch")
+    path = npu_file(tmp_path, torch.zeros(1, 1, 3, 4))
+    monkeypatch.delattr(torch.serialization, "safe_globals")
+    assert pt_refusal(path).endswith("was saved on an NPU; reading it takes torch 2.5 or later")
 
 
 @contextmanager
