@@ -312,26 +312,27 @@ class BlockErrors:
 
     def ulp_histogram(self) -> list[int]:
         """How many finite pairs are 0, 1, 2-3, 4-7, 8-15 ... ulp apart."""
-        powers = range(self.most_ulps.bit_length())
-        # Comparisons are quick on bytes: of small distances, or of the exponents that they have as floats.
-        if self.most_ulps < 256:
-            ulps, limits = self.ulps.astype(np.uint8), [1 << power for power in powers]
-        else:
-            ulps, limits = self._exponents(), [127 + power for power in powers]
-        at_least = [self.size]
-        for limit in limits:
-            at_least.append(int(np.count_nonzero(np.greater_equal(ulps, limit, out=self._mask))))
-        counts = [low - high for low, high in zip(at_least, [*at_least[1:], 0], strict=True)]
+        counts = self._count_small() if self.most_ulps < 256 else self._count_exponents()
         counts[0] -= self.excluded_count
         return counts
 
-    def _exponents(self) -> NDArray[np.uint8]:
-        """Floor of log2 of each distance, plus 127; less than 127 for 0."""
-        if self.most_ulps < 1 << 24:
-            fields = self.ulps.astype(np.float32).view(np.uint32) >> np.uint32(23)
-            return np.asarray(fields, np.uint8)
-        exponents = self.ulps.astype(np.float64).view(np.int64) >> 52
-        return np.asarray(np.maximum(exponents - (1023 - 127), 0), np.uint8)
+    def _count_small(self) -> list[int]:
+        """On bytes, comparing with each bin's start is quickest."""
+        ulps, at_least = self.ulps.astype(np.uint8), [self.size]
+        for power in range(self.most_ulps.bit_length()):
+            at_least.append(int(np.count_nonzero(np.greater_equal(ulps, 1 << power, out=self._mask))))
+        return [low - high for low, high in zip(at_least, [*at_least[1:], 0], strict=True)]
+
+    def _count_exponents(self) -> list[int]:
+        """By the binary exponents that the distances have as floats which hold them exactly."""
+        small = self.most_ulps < 1 << 24
+        floats: Array = self._work.singles[0, : self.size] if small else self.spare
+        integers, mantissa, one = ("i4", 23, 127) if small else ("i8", 52, 1023)
+        np.copyto(floats, self.ulps, casting="unsafe")
+        fields = floats.view(integers)
+        np.right_shift(fields, mantissa, out=fields)
+        counts = np.bincount(fields, minlength=one + self.most_ulps.bit_length()).tolist()
+        return [counts[0], *counts[one:]]
 
     def ulp_total(self) -> int:
         """The sum of the distances."""

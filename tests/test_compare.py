@@ -18,7 +18,7 @@ from tests.comparison_reference import MERE, MIXED, TOLERANCES, noisy, with_nonf
 
 from poolgrad.cli import error_map, options
 from poolgrad.cli.new_file import NewFile
-from poolgrad.core.comparison import Comparison
+from poolgrad.core.comparison import Comparison, ComparisonSink
 from poolgrad.core.standards import ROWS, STANDARDS
 
 Array = Any
@@ -205,6 +205,26 @@ def test_files_that_change_meanwhile_are_an_error(pair: list[Path], monkeypatch:
     assert result.code == 3
     assert "changed while it was read" in result.error
     assert result.out == ""
+
+
+def test_an_expected_file_that_changes_meanwhile_is_an_error(
+    pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grad_output = save(tmp_path / "g.npy", np.array([[[[4, 8]]]], np.float32))
+    own = zeros(tmp_path / "x.npy", (1, 1, 2, 4))
+    whole = ComparisonSink.write
+
+    def meddle(self: ComparisonSink, *arguments: Any) -> None:
+        whole(self, *arguments)
+        save(pair[1], np.zeros((1, 1, 2, 4), np.float32))
+
+    monkeypatch.setattr(ComparisonSink, "write", meddle)
+    for more in ([], ["-o", tmp_path / "out.npy"]):
+        save(pair[1], np.ones((1, 1, 2, 5), np.float32)[..., :4])
+        result = poolgrad("avg2d", grad_output, own, "-k", 2, "--expect", pair[1], *more)
+        assert result.code == 3
+        assert "changed while it was read" in result.error
+        assert not (tmp_path / "out.npy").exists()
 
 
 # ---- The picture in the terminal
