@@ -11,6 +11,7 @@ import click
 
 from . import report
 from .failures import USAGE
+from .options import scheduler_option
 
 if TYPE_CHECKING:
     from .batch_report import Tally
@@ -36,7 +37,7 @@ FAILED = 1
     metavar="N",
     help="Processes; by default the CPUs this process may use. The results do not depend on it.",
 )
-@click.option("--scheduler", metavar="ADDRESS", help="Run on a Dask cluster, tcp://HOST:PORT; takes the extra dask.")
+@scheduler_option
 @click.option("--fail-fast", is_flag=True, help="Start no more jobs once one is not ok.")
 @click.option("--dry-run", is_flag=True, help="Check every job from headers alone and print what would run.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, and no summary when all is well.")

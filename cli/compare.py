@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from . import report
-from .options import Judging, bf16_bits_option, json_option, judging_options
+from .options import Judging, bf16_bits_option, bf16_widened_option, json_option, judging_options, threads_option
 
 if TYPE_CHECKING:
     from poolgrad.core import TensorSpec
@@ -25,13 +25,9 @@ FAILED = 1
 @click.argument("actual", metavar="ACTUAL")
 @click.argument("expected", metavar="EXPECTED")
 @judging_options
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Worker threads; by default the CPUs this process may use. The figures do not depend on it.",
-)
+@threads_option
 @bf16_bits_option
+@bf16_widened_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 def command(
@@ -40,6 +36,7 @@ def command(
     expected: str,
     threads: int | None,
     bf16_bits: bool,
+    bf16_widened: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -62,8 +59,8 @@ def command(
 
     start = time.perf_counter()
     with (
-        open_tensor(actual, "grad_input", bf16_bits) as made,
-        open_tensor(expected, "grad_input", bf16_bits) as golden,
+        open_tensor(actual, "grad_input", bf16_bits, bf16_widened) as made,
+        open_tensor(expected, "grad_input", bf16_bits, bf16_widened) as golden,
     ):
         comparison = start_comparison(judging, made.spec, golden.spec, made.spec.dtype)
         shown = not (as_json or quiet) and report.is_terminal_stderr()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import report
 from .options import (
+    avg2d_options,
     bf16_bits_option,
-    cube_math_type_number,
-    integer,
-    integers,
+    bf16_widened_option,
     json_option,
-    product_value,
+    product_option,
+    threads_option,
 )
 
 if TYPE_CHECKING:
@@ -35,58 +35,30 @@ WRONG, UNEXPLAINED = 1, 5
     type=click.Choice(["avg2d", "adaptive2d"]),
     help="Try this operator alone; by default both that fit the shapes.",
 )
-@click.option("-k", "--kernel-size", type=integers, metavar="N[,N]", help="As believed: window, 3 or 3,2 (H,W).")
-@click.option("-s", "--stride", type=integers, metavar="N[,N]", help="As believed: step; by default the kernel.")
-@click.option("-p", "--padding", type=integers, metavar="N[,N]", default="0", help="As believed; by default 0.")
-@click.option("--ceil-mode", is_flag=True, help="As believed: the output's size is rounded up.")
-@click.option(
-    "--count-include-pad/--no-count-include-pad",
-    default=True,
-    help="As believed: whether padding counts in the divisor; by default it does.",
-)
-@click.option(
-    "--divisor-override", type=integer, metavar="N", default="0", help="As believed; 0, the default, is none."
-)
-@click.option(
-    "--cube-math-type",
-    type=cube_math_type_number,
-    metavar="0..3|NAME",
-    default="0",
-    help="As believed; by default 0.",
-)
-@click.option(
-    "--product",
-    type=product_value,
-    metavar="NAME",
-    default="atlas-a2",
-    show_default=True,
-    help="Ascend product, as believed.",
-)
+@avg2d_options(kernel_required=False)
+@product_option
 @click.option("--all", "show_all", is_flag=True, help="List every hypothesis that was tried.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="By default the CPUs this process may use.")
+@threads_option
 @bf16_bits_option
+@bf16_widened_option
 @json_option
 @click.option("-q", "--quiet", is_flag=True, help="Print the last line alone.")
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     grad_output: str,
     self_tensor: str,
     actual: str,
     op: str | None,
-    kernel_size: tuple[int, ...] | None,
-    stride: tuple[int, ...] | None,
-    padding: tuple[int, ...],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int,
-    cube_math_type: int,
     product: str,
     show_all: bool,
     threads: int | None,
     bf16_bits: bool,
+    bf16_widened: bool,
     as_json: bool,
     quiet: bool,
+    **parameters: Any,
 ) -> None:
     """Name the cause of a wrong gradInput.
 
@@ -108,19 +80,16 @@ def command(
 
     start = time.perf_counter()
     with (
-        open_tensor(grad_output, "grad_output", bf16_bits) as given,
-        open_tensor(self_tensor, "self", bf16_bits) as self,
-        open_tensor(actual, "grad_input", bf16_bits) as made,
+        open_tensor(grad_output, "grad_output", bf16_bits, bf16_widened) as given,
+        open_tensor(self_tensor, "self", bf16_bits, bf16_widened) as self,
+        open_tensor(actual, "grad_input", bf16_bits, bf16_widened) as made,
     ):
         tensors = Tensors.checked(given.spec, self.spec, made.spec, product)
         believed: Call | None = None
-        if op == "adaptive2d" or (op is None and kernel_size is None):
+        if op == "adaptive2d" or (op is None and parameters["kernel_size"] is None):
             believed = tensors.adaptive
-        elif kernel_size is not None:
-            believed = believed_call(
-                tensors.adaptive, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override,
-                cube_math_type,
-            )  # fmt: skip
+        elif parameters["kernel_size"] is not None:
+            believed = believed_call(tensors.adaptive, **parameters)
         total = made.nbytes
         with report.progress(total, not (as_json or quiet) and report.is_terminal_stderr()) as progress:
             diagnosis = diagnose(

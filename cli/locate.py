@@ -14,7 +14,7 @@ _NAMES_SHOWN = 10
 
 
 class Identity(NamedTuple):
-    """What tells a file, and its content, from another."""
+    """What tells a file, and its content, from another: any of it differs when the file has changed."""
 
     device: int
     inode: int

@@ -11,7 +11,14 @@ import click
 
 from . import report
 from .file_errors import printable
-from .options import cube_math_type_number, json_option, product_value
+from .options import (
+    cube_math_type_option,
+    json_option,
+    product_option,
+    scheduler_option,
+    threads_option,
+    threshold_options,
+)
 
 if TYPE_CHECKING:
     from .dump_checks import Check, Record, Skipped
@@ -22,39 +29,13 @@ FAILED = 1
 
 @click.command("msprobe")
 @click.argument("directory", metavar="STEP_DIR")
-@click.option(
-    "--standard",
-    type=click.Choice(["mere-mare", "mixed", "allclose", "exact"]),
-    default="mere-mare",
-    show_default=True,
-    help="What passes.",
-)
-@click.option(
-    "--precision-row",
-    type=click.Choice(["float32", "float16", "bfloat16", "hfloat32"]),
-    help="Take the thresholds of this type instead of the one that was computed in.",
-)
-@click.option("--rtol", type=float, metavar="X", help="For allclose.")
-@click.option("--atol", type=float, metavar="X", help="For allclose.")
-@click.option(
-    "--product",
-    type=product_value,
-    metavar="NAME",
-    default="atlas-a2",
-    show_default=True,
-    help="Ascend product that the calls ran on.",
-)
-@click.option(
-    "--cube-math-type",
-    type=cube_math_type_number,
-    metavar="0..3|NAME",
-    default="0",
-    help="cubeMathType of all avg2d calls; a dump does not tell it. By default 0.",
-)
+@threshold_options
+@product_option
+@cube_math_type_option
 @click.option("--diagnose", is_flag=True, help="Name the cause of each call that fails.")
 @click.option("--manifest", metavar="FILE", help="Write the jobs as a manifest for 'poolgrad batch' instead.")
-@click.option("--scheduler", metavar="ADDRESS", help="Run on a Dask cluster, tcp://HOST:PORT; takes the extra dask.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="By default the CPUs this process may use.")
+@scheduler_option
+@threads_option
 @json_option
 def command(
     directory: str,
@@ -70,7 +51,7 @@ def command(
 
     STEP_DIR holds rankN/dump.json and rankN/dump_tensor_data, as msprobe writes them with task tensor; the folder
     of all steps, or that of one rank, will do as well. For each call the golden gradInput is computed and compared
-    with the dumped one.
+    with the dumped one. A dump tells neither the product nor cubeMathType: those given are taken for all calls.
 
     Exit codes: 0 all calls that could be checked pass; 1 one fails, or none could be checked; 2 and 3 as usual.
 
@@ -99,11 +80,11 @@ def command(
 
 def _check_flags(keys: dict[str, Any], given: dict[str, Any]) -> None:
     """Refuse flags that do not go together, before anything is read."""
-    from poolgrad.core.standards import ROWS, ComparisonError, find_standard
+    from poolgrad.core.standards import ROWS, STANDARDS, ComparisonError, find_standard
 
     context = click.get_current_context()
     try:
-        find_standard(keys["standard"], keys["precision_row"] or ROWS[0], keys["rtol"], keys["atol"])
+        find_standard(keys["standard"] or STANDARDS[0], keys["precision_row"] or ROWS[0], keys["rtol"], keys["atol"])
     except ComparisonError as error:
         raise click.UsageError(str(error), context) from error
     for flag in ("scheduler", "diagnose", "threads"):

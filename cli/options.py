@@ -129,9 +129,44 @@ bf16_bits_option = click.option(
     "--bf16-bits", is_flag=True, help="Take uint16 tensors of .npy files for the bits of bfloat16."
 )
 
+bf16_widened_option = click.option(
+    "--bf16-widened",
+    is_flag=True,
+    help="Take float32 tensors for widened bfloat16, as in MindSpore's dumps: round them to bfloat16 again.",
+)
+
+cube_math_type_option = click.option(
+    "--cube-math-type",
+    type=cube_math_type_number,
+    metavar="0..3|NAME",
+    default="0",
+    help="0 KEEP_DTYPE (the default), 1 ALLOW_FP32_DOWN_PRECISION, 2 USE_FP16 or 3 USE_HF32.",
+)
+
+product_option = click.option(
+    "--product",
+    type=product_value,
+    metavar="NAME",
+    default="atlas-a2",
+    show_default=True,
+    help="Ascend product to compute for: atlas-a3, atlas-a2, atlas-inference, atlas-training or "
+    "atlas-200i-500-a2; 'poolgrad products' shows what each takes.",
+)
+
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Worker threads; by default the CPUs this process may use. The result does not depend on it.",
+)
+
+scheduler_option = click.option(
+    "--scheduler", metavar="ADDRESS", help="Run on a Dask cluster, tcp://HOST:PORT; takes the extra dask."
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON, errors too.")
 
-_JUDGING_OPTIONS: list[Decorator] = [
+_THRESHOLD_OPTIONS: list[Decorator] = [
     click.option(
         "--standard",
         type=click.Choice(["mere-mare", "mixed", "allclose", "exact"]),
@@ -144,8 +179,38 @@ _JUDGING_OPTIONS: list[Decorator] = [
     ),
     click.option("--rtol", type=float, metavar="X", help="For allclose; by default as torch.testing.assert_close."),
     click.option("--atol", type=float, metavar="X", help="For allclose; by default as torch.testing.assert_close."),
+]
+
+_JUDGING_OPTIONS: list[Decorator] = [
+    *_THRESHOLD_OPTIONS,
     click.option("--exit-zero", is_flag=True, help="Exit with 0 also when the comparison fails."),
     click.option("--plot", metavar="FILE", help="Draw errors to FILE.png or FILE.svg; takes matplotlib."),
+]
+
+_AVG2D_OPTIONS: list[Decorator] = [
+    click.option("-s", "--stride", type=integers, metavar="N[,N]", help="Step; by default the kernel."),
+    click.option(
+        "-p",
+        "--padding",
+        type=integers,
+        metavar="N[,N]",
+        default="0",
+        help="By default 0; at most half the kernel.",
+    ),
+    click.option("--ceil-mode", is_flag=True, help="Round the output's size up instead of down."),
+    click.option(
+        "--count-include-pad/--no-count-include-pad",
+        default=True,
+        help="Whether padding counts in the divisor; by default it does, as in PyTorch.",
+    ),
+    click.option(
+        "--divisor-override",
+        type=integer,
+        metavar="N",
+        default="0",
+        help="Divide by this instead; 0, the default, is none.",
+    ),
+    cube_math_type_option,
 ]
 
 _JOB_ARGUMENTS: list[Decorator] = [
@@ -167,15 +232,7 @@ _JOB_OPTIONS: list[Decorator] = [
         help="A device's gradInput to compare with what is computed; exit code 1 when it fails.",
     ),
     *_JUDGING_OPTIONS,
-    click.option(
-        "--product",
-        type=product_value,
-        metavar="NAME",
-        default="atlas-a2",
-        show_default=True,
-        help="Ascend product to compute for: atlas-a3, atlas-a2, atlas-inference, atlas-training or "
-        "atlas-200i-500-a2; 'poolgrad products' shows what each takes.",
-    ),
+    product_option,
     click.option(
         "--accumulate",
         type=click.Choice(["float32", "float64"]),
@@ -183,12 +240,7 @@ _JOB_OPTIONS: list[Decorator] = [
         show_default=True,
         help="Type of the sums; the result is rounded once at the end.",
     ),
-    click.option(
-        "--threads",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Worker threads; by default the CPUs this process may use. The result does not depend on it.",
-    ),
+    threads_option,
     click.option(
         "--workspace-limit",
         type=byte_size,
@@ -196,14 +248,23 @@ _JOB_OPTIONS: list[Decorator] = [
         help="Most scratch memory to use, e.g. 64MiB. The result does not depend on it.",
     ),
     bf16_bits_option,
-    click.option(
-        "--bf16-widened",
-        is_flag=True,
-        help="Take float32 tensors for widened bfloat16, as in MindSpore's dumps: round them to bfloat16 again.",
-    ),
+    bf16_widened_option,
     json_option,
     click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
 ]
+
+
+def avg2d_options(kernel_required: bool) -> Decorator:
+    """The parameters of avg2d, which the command gets by their names; the kernel may be left out, then None."""
+    kernel = click.option(
+        "-k",
+        "--kernel-size",
+        type=integers,
+        metavar="N[,N]",
+        required=kernel_required,
+        help="Window: 3, or 3,2 (H,W).",
+    )
+    return functools.partial(_apply, [kernel, *_AVG2D_OPTIONS])
 
 
 def job_arguments(function: Callable[..., None]) -> Callable[..., None]:
@@ -221,6 +282,11 @@ def job_options(function: Callable[..., None]) -> Callable[..., None]:
         function(common, **values)
 
     return _apply(_JOB_OPTIONS, command)
+
+
+def threshold_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The flags that choose a standard; the command gets them by their names."""
+    return _apply(_THRESHOLD_OPTIONS, function)
 
 
 def judging_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -8,12 +8,11 @@ new file that replaces the target when it is complete and no input has changed m
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +21,12 @@ from poolgrad.core.tensors import STORAGE, TensorSpec
 from poolgrad.core.tiles import ArrayTensor, Box, TileSource
 
 from . import new_file, npy_format
-from .file_errors import FileError, cannot, printable, shorten
+from .file_errors import FileError, cannot, shorten
+from .locate import Identity, listed, no_such_tensor, open_regular, split
 from .positioned_io import PositionedFile
 from .tensor_layout import MAX_BYTES, NUMBER_DTYPES, Layout, contiguous_runs
 
-__all__ = ["FileError", "OpenTensor", "OutputTensor", "check_target", "create_tensor", "open_tensor", "printable"]
+__all__ = ["FileError", "OpenTensor", "OutputTensor", "check_target", "create_tensor", "open_tensor"]
 
 Role = Literal["grad_output", "self", "grad_input"]
 
@@ -36,21 +36,6 @@ _WELL_KNOWN: dict[Role, tuple[str, ...]] = {
     "grad_input": ("gradInput", "grad_input", "dx"),
 }
 _DEFAULT_OUTPUT_NAME = "grad_input"
-_NAMES_SHOWN = 10
-
-
-class Identity(NamedTuple):
-    """What tells a file, and its content, from another; `changed` when any of it differs later."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Identity:
-        """The identity behind a stat result."""
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class OpenTensor:
@@ -214,8 +199,8 @@ def open_tensor(path_and_name: str, role: Role, bf16_bits: bool, bf16_widened: b
     role. With `bf16_bits`, uint16 elements are the bits of bfloat16; with `bf16_widened`, float32 elements are
     rounded to it. Raises FileError.
     """
-    path, name, extension = _split(path_and_name)
-    file, status = _open_regular(path)
+    path, name, extension = split(path_and_name)
+    file, status = open_regular(path)
     try:
         if extension == ".npy":
             layout = npy_format.read_header(file, status.st_size)
@@ -260,7 +245,7 @@ def _target(
     path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTensor]
 ) -> tuple[str, str | None, TensorSpec, bytes]:
     """Path and name of a new tensor, and what its file starts with."""
-    path, name, extension = _split(path_and_name)
+    path, name, extension = split(path_and_name)
     if extension == ".pt":
         raise FileError(f"{path_and_name}: expected a .npy or .safetensors file; .pt files are only read")
     _refuse_inputs(path, inputs)
@@ -278,53 +263,11 @@ def _target(
     return path, name, spec, header
 
 
-def _split(text: str) -> tuple[str, str | None, str]:
-    """Path, tensor name, and the path's extension. A file that exists by the whole text wins."""
-    if "\0" in text:
-        raise FileError(f"{text}: a path cannot hold a NUL character")
-    path, name = text, None
-    lowered = text.lower()
-    if not os.path.lexists(text):
-        for position in _occurrences(lowered, ".safetensors:"):
-            end = position + len(".safetensors")
-            if name is None or os.path.lexists(text[:end]):
-                path, name = text[:end], text[end + 1 :]
-            if os.path.lexists(path):
-                break
-    extension = os.path.splitext(path)[1].lower()
-    if extension not in (".npy", ".safetensors", ".pt"):
-        hint = "; an .npy file holds one tensor, without a name" if ".npy:" in lowered else ""
-        raise FileError(f"{text}: expected a .npy or .safetensors file{hint}")
-    return path, name, extension
-
-
-def _occurrences(text: str, part: str) -> Iterable[int]:
-    position = text.find(part)
-    while position >= 0:
-        yield position
-        position = text.find(part, position + 1)
-
-
-def _open_regular(path: str) -> tuple[PositionedFile, os.stat_result]:
-    """Open for reading; anything but a regular file is refused first, for opening a pipe would hang."""
-    try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise cannot("read", path, "it is a directory")
-        if not stat.S_ISREG(mode):
-            raise cannot("read", path, "it is not a regular file")
-        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(path, flags)
-        return PositionedFile(descriptor, path), os.fstat(descriptor)
-    except OSError as error:
-        raise cannot("read", path, error) from error
-
-
 def _choose(path: str, layouts: dict[str, Layout], name: str | None, role: Role) -> str:
     """The name of the tensor that is meant."""
     if name is not None:
         if name not in layouts:
-            raise FileError(f"{path} has no tensor '{shorten(name)}'; it has {_listed(layouts)}")
+            raise no_such_tensor(path, name, layouts)
         return name
     if len(layouts) == 1:
         return next(iter(layouts))
@@ -333,15 +276,8 @@ def _choose(path: str, layouts: dict[str, Layout], name: str | None, role: Role)
         raise FileError(f"{path} holds no tensors")
     if len(known) != 1:
         named = f"{os.path.basename(path)}:NAME"
-        raise FileError(f"{path}: which tensor is {role}? It has {_listed(layouts)}; name one as {named}")
+        raise FileError(f"{path}: which tensor is {role}? It has {listed(layouts)}; name one as {named}")
     return known[0]
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    shown = ", ".join(shorten(name, 60) for name in names[:_NAMES_SHOWN])
-    rest = len(names) - _NAMES_SHOWN
-    return (shown or "no tensors") + (f" and {rest} more" if rest > 0 else "")
 
 
 def _refuse_inputs(path: str, inputs: Sequence[OpenTensor]) -> None:

@@ -319,6 +319,20 @@ def test_bf16_widened_is_a_flag_of_the_operators(tmp_path: Path, order: Any) -> 
     assert np.array_equal(written.view(NUMPY["bfloat16"]), grad_input)
 
 
+def test_bf16_widened_is_a_flag_of_compare_and_diagnose(tmp_path: Path) -> None:
+    own, grad_output, grad_input = gradients(K3S2P1, (1, 2, 8, 8), dtype="bfloat16")
+    for name, tensor in {"self": own, "grad_output": grad_output, "made": grad_input}.items():
+        np.save(tmp_path / f"{name}.npy", tensor.astype(np.float32))
+    np.save(tmp_path / "golden.npy", grad_input.view(np.uint16))
+    made = tmp_path / "made.npy"
+    compared = poolgrad("compare", made, tmp_path / "golden.npy", "--bf16-bits", "--bf16-widened", "--standard=exact")
+    assert compared.code == 0, compared.err
+    files = tmp_path / "grad_output.npy", tmp_path / "self.npy", made
+    diagnosed = poolgrad("diagnose", *files, "-k3", "-s2", "-p1", "--bf16-widened", "--json")
+    assert diagnosed.code == 0
+    assert diagnosed.record["actual"]["dtype"] == "bfloat16"
+
+
 # ---- Verdicts, report, exit codes
 
 
