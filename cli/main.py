@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
 
 import click
@@ -69,11 +68,6 @@ def main() -> None:
     call; 3 a file cannot be read or written; 4 a bug in poolgrad; 5 diagnose found no explanation; 130 interrupted;
     143 terminated.
     """
-
-
-def entry_point() -> int:
-    """Run the command line of this process; returns the exit code."""
-    return run(sys.argv[1:])
 
 
 def run(arguments: Sequence[str]) -> int:

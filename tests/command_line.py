@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int32": "I32"}
 
-ENTRY = "import sys; from poolgrad.cli.main import entry_point; sys.exit(entry_point())"
+ENTRY = "import sys; from poolgrad.cli.start import entry_point; sys.exit(entry_point())"
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tests.command_line import environment
+from tests.command_line import ENTRY, environment
 
 from poolgrad.core import TensorSpec, avg_pool2d_backward
-
-ENTRY = "import sys; from poolgrad.cli.start import entry_point; sys.exit(entry_point())"
 
 NAMED = "import os; vars(os).pop('O_TMPFILE', None)\n"
 """As on a system without unnamed temporary files."""

@@ -698,13 +698,11 @@ def test_a_refusal_shows_no_traceback_even_on_request(pair: list[Path], monkeypa
 SIGNALLED = """
 import os, signal, sys, time
 from poolgrad.core.executor import Executor
-if {reset}:  # A shell lets what it runs in the background ignore SIGINT.
-    signal.signal(signal.{name}, signal.default_int_handler if "{name}" == "SIGINT" else signal.SIG_DFL)
 def run(self, source, sink, workspace=None, progress=None):
     os.kill(os.getpid(), signal.{name})
     time.sleep(20)
 Executor.run = run
-from poolgrad.cli.main import entry_point
+from poolgrad.cli.start import entry_point
 sys.exit(entry_point())
 """
 
@@ -718,7 +716,7 @@ def test_signal(name: str, code: int, json_name: str, pair: list[Path]) -> None:
     out = pair[0].with_name("out.npy")
     out.write_bytes(b"old")
     start = time.monotonic()
-    result = poolgrad_process(*avg2d(pair, "--json"), code=SIGNALLED.format(name=name, reset=True))
+    result = poolgrad_process(*avg2d(pair, "--json"), code=SIGNALLED.format(name=name))
     assert time.monotonic() - start < 10
     assert result.code == code
     assert result.record["name"] == json_name
@@ -730,9 +728,7 @@ def test_signal(name: str, code: int, json_name: str, pair: list[Path]) -> None:
 @POSIX
 def test_an_ignored_signal_stays_ignored(pair: list[Path]) -> None:
     """What nohup asks for."""
-    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + SIGNALLED.format(
-        name="SIGHUP", reset=False
-    )
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + SIGNALLED.format(name="SIGHUP")
     code = code.replace("time.sleep(20)", "raise MemoryError")
     assert poolgrad_process(*avg2d(pair), code=code).code == 3
 

@@ -319,7 +319,8 @@ def test_missing_file(tmp_path: Path) -> None:
 
 UNPRIVILEGED = """
 import contextlib, io, os, sys
-from poolgrad.cli.main import entry_point, run
+from poolgrad.cli.main import run
+from poolgrad.cli.start import entry_point
 with contextlib.redirect_stderr(io.StringIO()):  # Import everything while that is allowed.
     run(["avg2d", "missing.npy", "missing.npy", "-o", "missing.npy", "-k", "1"])
 if os.geteuid() == 0:  # root may read and write everything
@@ -420,7 +421,7 @@ LIMITED = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-from poolgrad.cli.main import entry_point
+from poolgrad.cli.start import entry_point
 sys.exit(entry_point())
 """
 

@@ -25,8 +25,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.command_line import Result, environment, poolgrad, poolgrad_process
-from tests.faults import ENTRY, NAMED, TEMPORARY, UNNAMED, UP, WORKING, Job, kill_at_random, stop, stop_at_random
+from tests.command_line import ENTRY, Result, environment, poolgrad, poolgrad_process
+from tests.faults import NAMED, TEMPORARY, UNNAMED, UP, WORKING, Job, kill_at_random, stop, stop_at_random
 
 from poolgrad.cli.tensor_files import FileSource, create_tensor
 from poolgrad.core import TensorSpec
@@ -84,14 +84,6 @@ def test_killed_before_and_after_every_step(tmp_path: Path) -> None:
 # ---- Interrupted and terminated (SIGINT, SIGTERM)
 
 STOPS = [signal.SIGINT, signal.SIGTERM]
-
-
-@pytest.fixture(autouse=True)
-def _interruptible() -> Iterator[None]:
-    """A shell lets what it runs in the background ignore SIGINT, and children inherit that."""
-    old = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, old)
 
 
 @pytest.mark.parametrize(("signum", "named"), [(signal.SIGINT, not UNNAMED), (signal.SIGTERM, True)])

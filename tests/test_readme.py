@@ -64,7 +64,7 @@ def test_there_are_shell_lines_and_both_set_ups() -> None:
     set_ups = [SET_UP.sub("", line) for line in SHELL_LINES if SET_UP.match(line)]
     assert len(set_ups) == 2
     assert set_ups[0].startswith("poolgrad avg2d fixtures/")
-    assert set_ups[1] == "python -m pytest -q"
+    assert set_ups[1] == "python -m pytest -q -n 2"
     assert len(SHELL_LINES) >= 6
 
 

@@ -16,7 +16,7 @@ from tests.bench.measure import Check, Line, Task, alternate
 from tests.bench.options import Options
 from tests.bench.peers import load_torch
 
-ENTRY = "import sys; from poolgrad.cli.main import entry_point; sys.exit(entry_point())"
+ENTRY = "import sys; from poolgrad.cli.start import entry_point; sys.exit(entry_point())"
 
 # The whole of a script that a person without poolgrad would write.
 SCRIPT = """
@@ -30,7 +30,7 @@ numpy.save(sys.argv[3], result.numpy())
 # VmHWM belongs to the program alone; ru_maxrss, the only figure elsewhere, may hold its parent's size.
 PEAK = """
 import sys
-from poolgrad.cli.main import entry_point
+from poolgrad.cli.start import entry_point
 try:
     code = entry_point()
 except SystemExit as exit:
@@ -46,7 +46,7 @@ sys.exit(code)
 """
 IMPORTED = """
 import sys
-from poolgrad.cli.main import entry_point
+from poolgrad.cli.start import entry_point
 try:
     entry_point()
 except SystemExit:
