@@ -1,4 +1,4 @@
-"""Print the lower bounds of the run-time dependencies, Dask and matplotlib as exact versions, for `pip --constraint`."""
+"""Print the lower bounds of the dependencies, Dask and matplotlib as exact versions, for `pip --constraint`."""
 
 import tomllib
 from pathlib import Path

@@ -9,7 +9,8 @@ moved, in one contiguous numpy call each, by doubling and tripling, so that the 
 width. Then copies of them to the cells, by the axis' strategy:
 
 - few, runs: neighbours covered by the same windows, a broadcast copy; for few, wide windows, and irregular ones;
-- phases: every `period`-th cell, a strided slice; for short periods;
+- phases: every `period`-th cell, a strided slice, or whole periods at once where all cells in them are covered by
+  the same windows; for short periods;
 - take: all cells by index; for irregular windows on the axis that is contiguous in memory, or on a long one.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ SHORTEST_RUN = 16
 MOST_RUNS = 512
 TABLE_CHUNK = 1024
 ZERO = np.zeros((), np.uint8)
+_SIDE_BY_SIDE: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint32, 4: np.uint64}
 
 MOST_INDEXED = 2048
 """Cells of an irregular axis that one gather may have, which bounds the tables of indices."""
@@ -117,7 +119,7 @@ def plan_gather(windows: Cover, start: int, stop: int, contiguous: bool) -> Gath
     pieces: Iterator[Piece] = iter(())
     takes: tuple[NDArray[np.intp], ...] = ()
     if strategy == "phases":
-        pieces = _phases(windows, start, stop, first) if contiguous else _blocks(windows, start, stop, first)
+        pieces = _phases(windows, start, stop, first)
     elif strategy == "take":
         takes = _takes(windows, start, stop, first, widths, zero=length - 1)
     else:
@@ -152,29 +154,20 @@ def _cover(windows: Cover, cell: int, strategy: Strategy) -> tuple[int, int]:
 
 
 def _phases(windows: Cover, start: int, stop: int, first: int) -> Iterator[Piece]:
-    for cell in range(start, min(stop, start + windows.period)):
-        lo, hi = windows.cover(cell)
-        count = len(range(cell, stop, windows.period))
-        source = slice(lo - first, lo - first + (count - 1) * windows.shift + 1, windows.shift)
-        yield Piece(slice(cell - start, stop - start, windows.period), source, hi - lo)
-
-
-def _blocks(windows: Cover, start: int, stop: int, first: int) -> Iterator[Piece]:
-    """Phases that all copy the same window are written in the order of memory, each window `period` times."""
+    """A piece for each phase, and first of all one for all phases where they copy the same window."""
     period = windows.period
-    whole = start + (stop - start) // period * period
-    lo, _ = windows.cover(start)
-    if (
-        period == 1
-        or start == whole
-        or any(windows.cover(cell) != (lo, lo + 1) for cell in range(start, start + period))
-    ):
-        yield from _phases(windows, start, stop, first)
-        return
-    source = slice(lo - first, lo - first + (whole - start) // period * windows.shift, windows.shift)
-    yield Piece(slice(0, whole - start), source, 1, period)
-    for rest in _phases(windows, whole, stop, first):
-        yield replace(rest, cells=slice(rest.cells.start + whole - start, stop - start, period))
+    begin = start
+    whole = (stop - start) // period * period
+    lo, hi = windows.cover(start)
+    if whole and period > 1 and all(windows.cover(start + phase) == (lo, hi) for phase in range(period)):
+        source = slice(lo - first, lo - first + whole // period * windows.shift, windows.shift)
+        yield Piece(slice(0, whole), source, hi - lo, period)
+        begin += whole
+    for cell in range(begin, min(stop, begin + period)):
+        lo, hi = windows.cover(cell)
+        count = len(range(cell, stop, period))
+        source = slice(lo - first, lo - first + (count - 1) * windows.shift + 1, windows.shift)
+        yield Piece(slice(cell - start, stop - start, period), source, hi - lo)
 
 
 def _runs(windows: Cover, start: int, stop: int, first: int, strategy: Strategy) -> Iterator[Piece]:
@@ -249,10 +242,20 @@ def gather(source: Array, out: Array, axis: int, plan: Gather, scratch: Array) -
 
 
 def _fill(out: Array, values: Array, axis: int, repeat: int) -> None:
-    if repeat > 1:
+    """Each value to `repeat` neighbours along an axis."""
+    if repeat == 1:
+        np.copyto(out, values, casting="unsafe")
+    elif axis < out.ndim - 1:
         shape = (*out.shape[:axis], out.shape[axis] // repeat, repeat, *out.shape[axis + 1 :])
-        out, values = out.reshape(shape), np.expand_dims(values, axis + 1)
-    np.copyto(out, values, casting="unsafe")
+        np.copyto(out.reshape(shape), np.expand_dims(values, axis + 1), casting="unsafe")
+    elif out.dtype == np.uint16 and out.strides[-1] == out.itemsize and repeat in _SIDE_BY_SIDE:
+        # As one wider integer: two passes over the values instead of `repeat` over the cells, a third of the time.
+        wide = out.view(_SIDE_BY_SIDE[repeat])
+        np.copyto(wide, values)
+        np.multiply(wide, wide.dtype.type(sum(1 << 16 * place for place in range(repeat))), out=wide)
+    else:
+        for place in range(repeat):
+            np.copyto(out[..., place::repeat], values, casting="unsafe")
 
 
 def at(axis: int, places: slice) -> tuple[slice, ...]:

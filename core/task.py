@@ -73,7 +73,7 @@ class Task:
     @property
     def sums(self) -> list[Stage]:
         """The passes that add windows up, in order: first the one that leaves less to the other."""
-        stages = self._stages(self.rows.sums, self.columns.sums)
+        stages = self._stages(0)
         if len(stages) == 2:
             columns, rows = stages[0].cover, stages[1].cover
             # By the elements that each pass writes, those along columns at four to one.
@@ -86,9 +86,10 @@ class Task:
     @property
     def copies(self) -> list[Stage]:
         """The passes that then copy sums to the cells that share them."""
-        return self._stages(self.rows.copies, self.columns.copies)
+        return self._stages(1)
 
-    def _stages(self, rows: Cover | None, columns: Cover | None) -> list[Stage]:
+    def _stages(self, which: int) -> list[Stage]:
+        rows, columns = (windows.passes(self.encodes)[which] for windows in (self.rows, self.columns))
         stages = (
             Stage(2, columns, self.columns_contiguous) if columns else None,
             Stage(1, rows, False) if rows else None,

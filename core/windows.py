@@ -80,15 +80,13 @@ class Windows(Cover):
     def uniform_divisor(self) -> int | None:
         """The divisor when every window has the same one, else None."""
 
-    @property
-    def sums(self) -> Cover | None:
-        """How windows are summed, on as few cells as tell all sums apart; None where no two windows overlap."""
-        return self if self.overlap else None
+    def passes(self, rounds: bool) -> tuple[Cover | None, Cover | None]:
+        """How windows are summed, on as few cells as tell all sums apart, and how those are copied to all cells.
 
-    @property
-    def copies(self) -> Cover | None:
-        """How those cells are then copied to the input's; None where they are the input's."""
-        return None if self.overlap else self
+        None where there is nothing to sum or to copy. rounds: whether each sum must be rounded, so that fewer of
+        them pay for another pass.
+        """
+        return (self, None) if self.overlap else (None, self)
 
 
 @dataclass(frozen=True)
@@ -173,6 +171,67 @@ class PoolWindows(Windows):
     def _fits_int64(self) -> bool:
         return self.cells + self.count * self.stride + 2 * self.kernel < 2**62
 
+    def passes(self, rounds: bool) -> tuple[Cover | None, Cover | None]:
+        """As of the base class: a run has `wide` windows, or, where kernels do not end on strides, one more."""
+        wide, rest = divmod(self.reach, self.step)
+        pays = (self.step >= 3 and rounds) if rest else self.step >= 2
+        if not self.overlap or not pays:
+            return super().passes(rounds)
+        runs = PoolRuns.of(self.cells, self.lead, self.step, rest)
+        kernel, stride = (2 * wide + 1, 2) if rest else (wide, 1)
+        return PoolWindows.of(runs.count, self.count, kernel, stride, runs.first, count_include_pad=True), runs
+
+
+@dataclass(frozen=True)
+class PoolRuns(Cover):
+    """Which run each cell of avg2d is in: a new one begins where a window does, and where one ends.
+
+    Windows are `step` apart and begin `lead` before the cells; they end `rest` after another has begun. Runs are
+    counted from `first`, the one of cell 0.
+    """
+
+    first: int
+    lead: int
+    step: int
+    rest: int
+
+    @classmethod
+    def of(cls, cells: int, lead: int, step: int, rest: int) -> PoolRuns:
+        """The runs of some cells."""
+        one = cls(1, 0, 0, lead, step, rest)
+        first, last = one.cover(0)[0], one.cover(cells - 1)[0]
+        return cls(cells, last - first + 1, first, lead, step, rest)
+
+    def cover(self, cells: Indices) -> tuple[Indices, Indices]:
+        """As of the base class."""
+        run = (cells + self.lead) // self.step - self.first
+        if self.rest:
+            run = run + (cells + self.lead - self.rest) // self.step + 1
+        return run, run + 1
+
+    @property
+    def period(self) -> int:
+        """As of the base class."""
+        return self.step
+
+    @property
+    def shift(self) -> int:
+        """As of the base class."""
+        return 2 if self.rest else 1
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """As of the base class."""
+        return 1, 1
+
+    def span(self, cells: int) -> int:
+        """As of the base class."""
+        return self.shift * -(-cells // self.step) + 1
+
+    @property
+    def _fits_int64(self) -> bool:
+        return self.cells + self.lead + self.step < 2**62
+
 
 @dataclass(frozen=True)
 class AdaptiveWindows(Windows):
@@ -226,21 +285,12 @@ class AdaptiveWindows(Windows):
     def _fits_int64(self) -> bool:
         return (self.cells + 1) * (self.count + 1) < 2**62
 
-    @property
-    def sums(self) -> Cover | None:
-        """On runs, where they are clearly fewer than cells: of each window alone and of each two neighbours."""
-        if not self._has_long_runs:
-            return super().sums
-        return PoolWindows.of(2 * self.count - 1, self.count, 3, 2, 1, count_include_pad=True)
-
-    @property
-    def copies(self) -> Cover | None:
-        """From runs to their cells."""
-        return AdaptiveRuns(self.cells, 2 * self.count - 1) if self._has_long_runs else super().copies
-
-    @property
-    def _has_long_runs(self) -> bool:
-        return self.overlap and 8 * self.count <= 3 * self.cells
+    def passes(self, rounds: bool) -> tuple[Cover | None, Cover | None]:
+        """As of the base class: a run is of one window alone, or of two neighbours."""
+        if not self.overlap or 8 * self.count > 3 * self.cells:
+            return super().passes(rounds)
+        runs = 2 * self.count - 1
+        return PoolWindows.of(runs, self.count, 3, 2, 1, count_include_pad=True), AdaptiveRuns(self.cells, runs)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.oracle import Pool, Window, adaptive_windows
 
-from poolgrad.core.windows import AdaptiveWindows, PoolWindows, Windows
+from poolgrad.core.windows import AdaptiveWindows, Cover, PoolWindows, Windows
 
 Axis = tuple[Windows, list[Window]]
 
@@ -34,8 +34,27 @@ def _assert_agrees(windows: Windows, expected: list[Window]) -> None:
         assert set(divisors) == {windows.uniform_divisor}
 
 
-def _assert_periodic(windows: Windows) -> None:
-    """Cell i + period has the range of cell i moved by shift, and widths bound every hi - lo."""
+def _assert_passes(windows: Windows, expected: list[Window], rounds: bool) -> bool:
+    """Each cell copies, of the summed ones, one that sums its own windows; returns whether there are two passes."""
+    sums, copies = windows.passes(rounds)
+    for cover in (sums, copies):
+        if cover:
+            _assert_periodic(cover)
+    if not (sums and copies):
+        assert (sums or copies) is windows
+        return False
+    assert (sums.count, copies.count, copies.cells) == (windows.count, sums.cells, windows.cells)
+    copied, end = copies.cover(copies.indices(0, copies.cells))
+    assert np.array_equal(copied + 1, end)
+    assert (copied.min(), copied.max()) == (0, sums.cells - 1)
+    lo, hi = (bounds.clip(0, windows.count) for bounds in sums.cover(copied))
+    covering = [[o for o, w in enumerate(expected) if w.start <= cell < w.stop] for cell in range(windows.cells)]
+    assert [list(range(*bounds)) for bounds in zip(lo.tolist(), hi.tolist(), strict=True)] == covering
+    return True
+
+
+def _assert_periodic(windows: Cover) -> None:
+    """Cell i + period has the range of cell i moved by shift; widths and span bound what cells sum."""
     cells = windows.indices(0, windows.cells)
     lo, hi = windows.cover(cells)
     later_lo, later_hi = windows.cover(cells + windows.period)
@@ -46,6 +65,8 @@ def _assert_periodic(windows: Windows) -> None:
     assert (hi - lo).max() <= greatest
     assert (np.diff(lo) >= 0).all()
     assert (np.diff(hi) >= 0).all()
+    for extent in range(1, windows.cells + 1):
+        assert (hi[extent - 1 :] - lo[: windows.cells - extent + 1]).max() <= windows.span(extent)
 
 
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 12), st.data(), st.booleans(), st.booleans())
@@ -54,10 +75,12 @@ def test_pool_windows(cells: int, kernel: int, stride: int, data: st.DataObject,
     if axis:
         _assert_agrees(*axis)
         _assert_periodic(axis[0])
+        for rounds in (False, True):
+            _assert_passes(*axis, rounds)
 
 
 def test_every_small_pool() -> None:
-    checked = 0
+    checked = two_passes = 0
     for cells in range(1, 8):
         for kernel in range(1, 8):
             for stride in range(1, 5):
@@ -65,15 +88,18 @@ def test_every_small_pool() -> None:
                     for flags in ((False, True), (True, True), (True, False), (False, False)):
                         if axis := _pool_axis(cells, kernel, stride, padding, *flags):
                             _assert_agrees(*axis)
+                            two_passes += _assert_passes(*axis, rounds=True)
                             checked += 1
     assert checked > 1000
+    assert two_passes > 100
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_adaptive_windows(cells: int, count: int) -> None:
-    windows = AdaptiveWindows(cells, count)
-    _assert_agrees(windows, adaptive_windows(cells, count))
+    windows, expected = AdaptiveWindows(cells, count), adaptive_windows(cells, count)
+    _assert_agrees(windows, expected)
     _assert_periodic(windows)
+    _assert_passes(windows, expected, rounds=True)
 
 
 @pytest.mark.parametrize("counted", [True, False])
