@@ -10,6 +10,7 @@ import pkgutil
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tomllib
 from pathlib import Path
@@ -212,3 +213,16 @@ def test_python_version_named_is_the_least_supported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     least = project["requires-python"].removeprefix(">=")
     assert f"Python {least} or later" in README
+
+
+def test_the_benchmark_of_the_readme_measures(tmp_path: Path) -> None:
+    """One row, whatever the figures are; it is the project's own Python that the README names."""
+    row = "avg2d (32,1024,14,14) k2 s2 float32"
+    command = [sys.executable, str(ROOT / "tests/bench/run.py"), "--quick", "--only=memory", "--rows", row]
+    done = subprocess.run(
+        [*command, "--json", str(tmp_path / "f.json")], capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode in (0, 1), done.stderr
+    first, *_ = json.loads((tmp_path / "f.json").read_text())["rows"]
+    assert first["name"] == row
+    assert {"poolgrad", "copy"} <= set(first["times"])

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-# numpy's own threads have no part in this, and a setting for them would slow every start.
-for variable in [name for name in os.environ if name.startswith("OPENBLAS_")]:
+# numpy's own threads have no part in this, and a setting for them would slow every start; so would compiling
+# poolgrad at every start, which an installed one never does.
+for variable in [name for name in os.environ if name.startswith("OPENBLAS_") or name == "PYTHONDONTWRITEBYTECODE"]:
     del os.environ[variable]
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
