@@ -46,12 +46,13 @@ class Executor:
 
     What was measured, on two cores with 2 MB of cache each (`tests/bench` repeats it; the README has ratios):
 
-    - Tiles of a million elements. Smaller ones that stay in the cache are up to a fifth faster on one thread, but numpy
-      holds the interpreter lock between calls: with tiles of 2**17 two threads take twice as long for cheap calls.
-    - Planes innermost pay where windows overlap and planes are up to 7 columns wide, with tiles of 2**17: with a million,
-      they take half as long again.
-    - 16-bit types: sums on runs of cells, and the rounding before the copies, take a third to three quarters of the time
-      where strides are 3 or more, or kernels end on strides. float32 only gains where kernels end on strides.
+    - Tiles of a million elements. Smaller ones that stay in the cache are up to a fifth faster on one thread, but
+      numpy holds the interpreter lock between calls: with tiles of 2**17 two threads take twice as long for cheap
+      calls.
+    - Planes innermost pay where windows overlap and planes are up to 7 columns wide, with tiles of 2**17: with a
+      million, they take half as long again.
+    - 16-bit types: sums on runs of cells, and the rounding before the copies, take a third to three quarters of the
+      time where strides are 3 or more, or kernels end on strides. float32 only gains where kernels end on strides.
     - Rounding to float16 takes 2.3 ns an element, to bfloat16 1.1: some ten passes of numpy, bounded by the cache's
       bandwidth. Casts by the processor, which oneDNN has, are out of numpy's reach.
     - Left out, for they gained less than a tenth: sums in blocks within a tile, results in scratch that are copied
