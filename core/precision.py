@@ -101,13 +101,7 @@ def _round_hf32(values: Float32s, spare: Spare) -> None:
     """float32 to HFLOAT32 in place: 11 explicit mantissa bits, the low 12 bits become 0."""
     bits = values.view(np.uint32)
     nan = _nan_mask(values)
-    carry = spare[0, : values.size]
-    np.right_shift(bits, 12, out=carry)
-    np.bitwise_and(carry, 1, out=carry)
-    np.add(carry, 0x7FF, out=carry)
-    if nan is not None:
-        carry[nan] = 0
-    np.add(bits, carry, out=bits)
+    _carry_over(bits, 12, nan, spare[0, : values.size])
     np.bitwise_and(bits, np.uint32(0xFFFFF000), out=bits)
     if nan is not None:
         np.bitwise_or(bits, 0x400000, out=bits, where=nan)
@@ -183,17 +177,21 @@ def _narrow_bfloat16(values: Float32s, bits: Bits16, spare: Spare) -> None:
     """float32 (overwritten) to bfloat16 bits."""
     wide = values.view(np.uint32)
     nan = _nan_mask(values)
-    carry = spare[0, : bits.size]
-    np.right_shift(wide, 16, out=carry)
-    np.bitwise_and(carry, 1, out=carry)
-    np.add(carry, 0x7FFF, out=carry)
-    if nan is not None:
-        carry[nan] = 0
-    np.add(wide, carry, out=wide)
+    _carry_over(wide, 16, nan, spare[0, : bits.size])
     np.right_shift(wide, 16, out=wide)
     np.copyto(bits, wide, casting="same_kind")
     if nan is not None:
         np.bitwise_or(bits, 0x40, out=bits, where=nan)
+
+
+def _carry_over(wide: NDArray[np.uint32], low: int, nan: NDArray[np.bool_] | None, carry: NDArray[np.uint32]) -> None:
+    """Add what makes the bits above the `low` lowest ones the nearest number, ties to even; not to a NaN."""
+    np.right_shift(wide, low, out=carry)
+    np.bitwise_and(carry, 1, out=carry)
+    np.add(carry, (1 << low - 1) - 1, out=carry)
+    if nan is not None:
+        carry[nan] = 0
+    np.add(wide, carry, out=wide)
 
 
 def _nan_mask(values: Float32s) -> NDArray[np.bool_] | None:

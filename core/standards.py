@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from .block_errors import BlockErrors
-    from .figures import Figures
 
 Mask = NDArray[np.bool_]
 Float64s = NDArray[np.float64]
@@ -77,6 +76,34 @@ class Criterion(NamedTuple):
     passed: bool
 
 
+class Totals(Protocol):
+    """What standards ask of the figures of the whole."""
+
+    @property
+    def compared(self) -> int:
+        """Pairs."""
+
+    @property
+    def disagreements(self) -> int:
+        """Pairs of which one side alone is not finite, or both differently."""
+
+    @property
+    def mismatched(self) -> int:
+        """Pairs out of bounds by themselves."""
+
+    @property
+    def beyond(self) -> int:
+        """As of `Standard.beyond`, over all pairs."""
+
+    @property
+    def mere(self) -> float:
+        """Mean relative error."""
+
+    @property
+    def mare(self) -> float:
+        """Largest relative error."""
+
+
 @dataclass(frozen=True)
 class Standard(ABC):
     """A standard with the thresholds of its row, and the tolerance that least rtol and least atol start from."""
@@ -101,12 +128,12 @@ class Standard(ABC):
         """How many elements are past a limit that no share of elements may pass."""
         return 0
 
-    def criteria(self, figures: Figures) -> list[Criterion]:
+    def criteria(self, figures: Totals) -> list[Criterion]:
         """What must hold, the same for all standards first."""
         return [_none("non-finite disagreements", figures.disagreements), *self._own_criteria(figures)]
 
     @abstractmethod
-    def _own_criteria(self, figures: Figures) -> list[Criterion]: ...
+    def _own_criteria(self, figures: Totals) -> list[Criterion]: ...
 
 
 def _none(name: str, count: int) -> Criterion:
@@ -139,7 +166,7 @@ class MereMare(Standard):
         mask: Mask = severity >= self.mare
         return mask
 
-    def _own_criteria(self, figures: Figures) -> list[Criterion]:
+    def _own_criteria(self, figures: Totals) -> list[Criterion]:
         return [
             Criterion("MERE", figures.mere, "<", self.mere, figures.mere < self.mere),
             Criterion("MARE", figures.mare, "<", self.mare, figures.mare < self.mare),
@@ -173,7 +200,7 @@ class AllClose(Standard):
         np.add(out, self.tolerance.atol, out=out)
         return out
 
-    def _own_criteria(self, figures: Figures) -> list[Criterion]:
+    def _own_criteria(self, figures: Totals) -> list[Criterion]:
         return [_none("elements over the tolerance", figures.mismatched)]
 
 
@@ -194,7 +221,7 @@ class Mixed(AllClose):
         ulps = MIXED_ULPS * ulp(errors.magnitude[over], self.row)
         return int(np.count_nonzero(errors.absolute[over] > ulps))
 
-    def _own_criteria(self, figures: Figures) -> list[Criterion]:
+    def _own_criteria(self, figures: Totals) -> list[Criterion]:
         within, compared = figures.compared - figures.mismatched, figures.compared
         enough = 100 * within >= MIXED_PERCENT * compared
         return [
@@ -224,7 +251,7 @@ class Exact(Standard):
         mask: Mask = severity > 0
         return mask
 
-    def _own_criteria(self, figures: Figures) -> list[Criterion]:
+    def _own_criteria(self, figures: Totals) -> list[Criterion]:
         return [_none("elements with other bits", figures.mismatched)]
 
 
