@@ -121,7 +121,7 @@ class Task:
         The sum of 16-bit values is often exact in float32; one division then decides right how a tie rounds.
         """
         holds = self.encodes or self.values == np.float64
-        return holds and self.overlaps and self.divisor is not None and self._most_summed <= 2**16
+        return holds and self.overlaps and self.divisor is not None and self.most_summed <= 2**16
 
     @property
     def early_scale(self) -> float:
@@ -129,11 +129,12 @@ class Task:
 
         A power of two, so that no sum overflows; with the divisor's sign, so that empty sums stay +0.
         """
-        scale = 2.0 ** -(self._most_summed - 1).bit_length()
+        scale = 2.0 ** -(self.most_summed - 1).bit_length()
         return -scale if (self.divisor or 0) < 0 else scale
 
     @property
-    def _most_summed(self) -> int:
+    def most_summed(self) -> int:
+        """Windows that one cell sums at the most."""
         return min(self.rows.widths[1], self.rows.count) * min(self.columns.widths[1], self.columns.count)
 
     @property
