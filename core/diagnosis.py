@@ -6,6 +6,7 @@ Every element of the winner has been compared. The rest of the table is what the
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -202,8 +203,35 @@ class Evidence:
         return Lines(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
+class _Equal:
+    """A tile sink that counts the elements which have the same value in another tensor, NaN for NaN."""
+
+    def __init__(self, other: TileSource, dtype: str) -> None:
+        self.count = 0
+        self._other, self._dtype = other, dtype
+        self._lock = threading.Lock()
+
+    def target(self, box: Box, buffer: NDArray[Any] | None) -> NDArray[Any]:
+        """The array to compute a tile into."""
+        return np.empty(box.shape, STORAGE[self._dtype]) if buffer is None else buffer
+
+    def write(self, box: Box, tile: NDArray[Any]) -> None:
+        """Compare a complete tile."""
+        other = self._other.read(box, np.empty(box.shape, STORAGE[self._dtype]))
+        bits = f"u{tile.itemsize}"
+        differ = tile.view(bits) != other.view(bits)
+        one, another = (_values_of(side[differ], self._dtype) for side in (tile, other))
+        same = np.count_nonzero((one == another) | (np.isnan(one) & np.isnan(another)))
+        with self._lock:
+            self.count += tile.size - one.size + int(same)
+
+
 def _values(source: TileSource, box: Box, dtype: str) -> Floats:
-    tile = source.read(box, np.empty(box.shape, STORAGE[dtype]))
+    return _values_of(source.read(box, np.empty(box.shape, STORAGE[dtype])), dtype)
+
+
+def _values_of(tile: NDArray[Any], dtype: str) -> Floats:
+    """Stored elements as float64."""
     if dtype == "bfloat16":
         return (tile.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return np.asarray((tile.view(np.float16) if dtype == "float16" else tile).astype(np.float64))
@@ -346,7 +374,20 @@ class _Search:
                 ranked = self._rank(ranked)
         if any(_settles(one) for one in ranked):
             ranked = [one for one in ranked if one.key not in PARTIAL]
-        return Diagnosis(self.evidence.call.self.size, tuple(_grouped(ranked)), self.refusal)
+        return Diagnosis(self.evidence.call.self.size, tuple(_grouped(self._as_computed(ranked))), self.refusal)
+
+    def _as_computed(self, ranked: list[Explanation]) -> list[Explanation]:
+        """Of a call that explains all, what is bit for bit as the operators here compute it is exact, too."""
+        best, evidence = ranked[0] if ranked else None, self.evidence
+        if best is None or not (best.whole and best.explains) or best.agreement.exact == best.agreement.total:
+            return ranked
+        same_dtype = evidence.actual_dtype == best.call.self.dtype
+        if not (same_dtype and best.call.is_legal and plan_of(best.call).identity == best.plan.identity):
+            return ranked
+        equal = _Equal(evidence.actual, evidence.actual_dtype)
+        best.call.executor(self.threads).run(evidence.grad_output, equal)
+        exact = max(best.agreement.exact, equal.count)
+        return [replace(best, agreement=replace(best.agreement, exact=exact)), *ranked[1:]]
 
     def _rank(self, explanations: Iterable[Explanation]) -> list[Explanation]:
         """Best first, with what is known of the whole tensor.

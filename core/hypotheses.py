@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .executor import Executor
 from .operators import plan_adaptive_avg_pool2d_backward, plan_avg_pool2d_backward
 from .prediction import BFLOAT16, FLOAT16, FORMATS, HFLOAT32, Axis, Edges, Format, Free, Ints, Order, Plan
 from .products import RULES, CubeMathType, Precision, Product
@@ -43,15 +44,21 @@ class Call:
     divisor_override: int = 0
     cube_math_type: int = 0
 
+    def executor(self, threads: int = 1) -> Executor:
+        """What computes the call from files. Raises AclnnError where the operator rejects it."""
+        if self.operator == "adaptive2d":
+            return plan_adaptive_avg_pool2d_backward(
+                self.grad_output, self.self, product=self.product, threads=threads, staging=True
+            )
+        return plan_avg_pool2d_backward(
+            self.grad_output, self.self, self.kernel, self.stride, self.padding, self.ceil_mode,
+            self.count_include_pad, self.divisor_override, self.cube_math_type, product=self.product,
+            threads=threads, staging=True,
+        )  # fmt: skip
+
     def check(self) -> None:
         """Raise AclnnError where the operator rejects the call."""
-        if self.operator == "adaptive2d":
-            plan_adaptive_avg_pool2d_backward(self.grad_output, self.self, product=self.product, threads=1)
-            return
-        plan_avg_pool2d_backward(
-            self.grad_output, self.self, self.kernel, self.stride, self.padding, self.ceil_mode,
-            self.count_include_pad, self.divisor_override, self.cube_math_type, product=self.product, threads=1,
-        )  # fmt: skip
+        self.executor()
 
     @property
     def is_legal(self) -> bool:

@@ -507,6 +507,29 @@ def test_a_rounded_weight_with_a_near_tie(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("pool", [replace(STEM, count_include_pad=False), None])
+def test_what_poolgrad_computes_is_explained_exactly(pool: Pool | None, tmp_path: Path) -> None:
+    """Sums in float32 are not all the exact ones rounded, and are this call to the last bit all the same."""
+    cells = (8, 16, 24, 24)
+    given = pooled(STEM, cells)[0] if pool else random(8, 16, 7, 7)
+    paths = save(tmp_path / "g.npy", given), save(tmp_path / "x.npy", np.zeros(cells, np.float32))
+    made = tmp_path / "made.npy"
+    flags = ["avg2d", *flags_of(pool)] if pool else ["adaptive2d"]
+    assert poolgrad(flags[0], *paths, "-o", made, *flags[1:], "-q").code == 0
+    actual = np.load(made)
+    exact_sums = right(pool, cells)[1] if pool else None
+    assert exact_sums is None or (actual != exact_sums).mean() > 0.1
+
+    named = "avg2d with count_include_pad=False" if pool else "adaptive2d as believed"
+    plant = Plant(given, actual, STEM if pool else None, named)
+    done = diagnosed(plant, tmp_path, "-q")
+    assert done.code == (1 if pool else 0)
+    assert done.out == f"This is {named}: 100 % of 73,728 elements, exactly.\n"
+
+    actual.view(np.uint32)[3, 3, 5, 5] ^= 1
+    assert diagnosed(plant, tmp_path, "-q").out.endswith("elements, within one ulp (99.99 % exactly).\n")
+
+
 # ---- What is believed
 
 
