@@ -29,8 +29,8 @@ def show(diagnosis: Diagnosis, tensors: Tensors, seconds: float, as_json: bool, 
         return
     if not quiet:
         report.print_tables(_tables(diagnosis, tensors, seconds, show_all))
-        report.write_stdout("\n")
-    report.write_stdout(sentence(diagnosis) + "\n")
+        report.write_report("\n")
+    report.write_report(sentence(diagnosis) + "\n")
 
 
 # ---- The last line

@@ -28,8 +28,8 @@ def print_tables(records: Sequence[Record]) -> None:
     """Every call in a row, and how many there are."""
     if records:
         report.print_tables([_table(records)])
-        report.write_stdout("\n")
-    report.write_stdout(f"{count_text(records)}\n")
+        report.write_report("\n")
+    report.write_report(f"{count_text(records)}\n")
 
 
 def count_text(records: Iterable[Record]) -> str:

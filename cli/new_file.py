@@ -27,7 +27,7 @@ class NewFile:
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path
-        self._target = os.path.realpath(path)
+        self._target = _resolved(path)
         mode, folder = _replaceable(path, self._target)
         name = os.path.basename(self._target)
         # The middle is cut, for a name may be as long as the file system takes.
@@ -144,9 +144,17 @@ def _proc_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
+def _resolved(path: str) -> str:
+    """Where links lead; a relative path has no such place in a directory that has vanished."""
+    try:
+        return os.path.realpath(path)
+    except OSError as error:
+        raise cannot("write", path, error) from error
+
+
 def check_target(path: str) -> None:
     """Refuse what a `NewFile` of this path would refuse before it takes any space. Writes nothing."""
-    _, folder = _replaceable(path, os.path.realpath(path))
+    _, folder = _replaceable(path, _resolved(path))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise cannot("write", path, f"nothing can be written to the directory {folder}")
 

@@ -273,7 +273,7 @@ def print_json(record: dict[str, Any], status: str = "ok") -> None:
     """Print one line of JSON: ASCII, so that undecodable bytes of a path can be told (as lone surrogates)."""
     import json
 
-    write_stdout(json.dumps({"schema": SCHEMA, "status": status, **record}, separators=(",", ":")) + "\n")
+    write_report(json.dumps({"schema": SCHEMA, "status": status, **record}, separators=(",", ":")) + "\n")
 
 
 class _Page(io.StringIO):
@@ -294,7 +294,7 @@ class _Page(io.StringIO):
 def print_tables(tables: Sequence[RenderableType]) -> None:
     """Draw tables on stdout."""
     if sys.stdout is not None:
-        write_stdout(_drawn(tables, sys.stdout))
+        write_report(_drawn(tables, sys.stdout))
 
 
 def print_tables_to_stderr(tables: Sequence[RenderableType]) -> None:
@@ -334,6 +334,14 @@ def write_stdout(text: str) -> None:
     except OSError as error:
         abandon_stdout()
         raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def write_report(text: str) -> None:
+    """Write what a run has found out; where nobody is there to read it, the exit code still tells."""
+    try:
+        write_stdout(text)
+    except BrokenPipeError:
+        abandon_stdout()
 
 
 def flush_stdout() -> None:

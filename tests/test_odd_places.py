@@ -359,3 +359,27 @@ def test_head_closes_the_pipe(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 0
+
+
+@POSIX
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_broken_pipe_hides_no_failure(tmp_path: Path, more: list[str]) -> None:
+    one, other = (save(tmp_path / f"{value}.npy", np.full((1, 1, 2, 2), value, np.float32)) for value in (1, 2))
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", ENTRY, "compare", str(one), str(other), *more]
+    done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@POSIX
+def test_a_directory_that_has_vanished(tmp_path: Path) -> None:
+    like = save(tmp_path / "x.npy", np.zeros((1, 1, 2, 2), np.float32))
+    code = f"import os; os.mkdir({str(tmp_path / 'd')!r}); os.chdir({str(tmp_path / 'd')!r}); os.rmdir('../d')\n"
+    words = ["adaptive2d", str(like), str(like), "-o", "out.npy"]
+    done = subprocess.run(
+        [sys.executable, "-c", code + ENTRY, *words], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr == "poolgrad adaptive2d: cannot write out.npy: No such file or directory\n"
