@@ -590,3 +590,12 @@ def test_escapes_are_shown_not_obeyed(tmp_path: Path) -> None:
     for text in (r"\x1b[31mred", r"a\nb", r"\x9b2J", r"\u202egnp", "[bold]x[/bold]", r"\x1b]0;t\x07\n.safetensors"):
         assert text in shown.out
     assert [tensor["name"] for tensor in tensors_of(path)] == names
+
+
+def test_a_table_of_many_tensors_is_cut(tmp_path: Path) -> None:
+    path = raw_safetensors(tmp_path / "many.safetensors", {str(number): entry([0], 0, 0) for number in range(1500)})
+    shown = poolgrad("inspect", path)
+    assert shown.code == 0
+    assert "\nand 500 more tensors, which --json lists\n" in shown.out
+    assert shown.out.count("little-endian") == 1000
+    assert len(tensors_of(path)) == 1500
