@@ -102,7 +102,7 @@ def start_comparison(
 ) -> Comparison:
     """A comparison by the flags. computed_in: the type whose thresholds count unless a flag names another."""
     from poolgrad.core.comparison import Comparison, check_specs
-    from poolgrad.core.standards import STANDARDS, find_standard
+    from poolgrad.core.standards import find_standard
 
     if judging.plot is not None:
         from .plot import check_plot
@@ -111,7 +111,7 @@ def start_comparison(
     with _usage_errors():
         check_specs(actual, expected)
         row = judging.precision_row or computed_in
-        standard = find_standard(judging.standard or STANDARDS[0], row, judging.rtol, judging.atol)
+        standard = find_standard(judging.standard, row, judging.rtol, judging.atol)
         return Comparison(actual, expected, standard, windows, charts=judging.plot is not None)
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 LONGEST_NAME = 1000
 """Characters of a tensor's name in the table; names can be megabytes long."""
 
-
 MOST_DRAWN = 1000
 """Rows of a table: drawing them takes a third of a millisecond each, and a header may name a million tensors."""
 

@@ -80,11 +80,11 @@ def command(
 
 def _check_flags(keys: dict[str, Any], given: dict[str, Any]) -> None:
     """Refuse flags that do not go together, before anything is read."""
-    from poolgrad.core.standards import ROWS, STANDARDS, ComparisonError, find_standard
+    from poolgrad.core.standards import ROWS, ComparisonError, find_standard
 
     context = click.get_current_context()
     try:
-        find_standard(keys["standard"] or STANDARDS[0], keys["precision_row"] or ROWS[0], keys["rtol"], keys["atol"])
+        find_standard(keys["standard"], keys["precision_row"] or ROWS[0], keys["rtol"], keys["atol"])
     except ComparisonError as error:
         raise click.UsageError(str(error), context) from error
     for flag in ("scheduler", "diagnose", "threads"):

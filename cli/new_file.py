@@ -27,9 +27,8 @@ class NewFile:
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path
-        self._target = _resolved(path)
-        mode, folder = _replaceable(path, self._target)
-        name = os.path.basename(self._target)
+        self._target, mode = _replaceable(path)
+        folder, name = os.path.split(self._target)
         # The middle is cut, for a name may be as long as the file system takes.
         unique = f".{name[:50]}.poolgrad-{os.getpid()}-{os.urandom(4).hex()}.tmp"
         self._temporary = os.path.join(folder, unique)
@@ -144,27 +143,23 @@ def _proc_path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def _resolved(path: str) -> str:
-    """Where links lead; a relative path has no such place in a directory that has vanished."""
-    try:
-        return os.path.realpath(path)
-    except OSError as error:
-        raise cannot("write", path, error) from error
-
-
 def check_target(path: str) -> None:
     """Refuse what a `NewFile` of this path would refuse before it takes any space. Writes nothing."""
-    _, folder = _replaceable(path, _resolved(path))
+    folder = os.path.dirname(_replaceable(path)[0])
     if not os.access(folder, os.W_OK | os.X_OK):
         raise cannot("write", path, f"nothing can be written to the directory {folder}")
 
 
-def _replaceable(path: str, target: str) -> tuple[int | None, str]:
-    """The permission bits of the file that is to be replaced, if any, and the directory it is or will be in."""
+def _replaceable(path: str) -> tuple[str, int | None]:
+    """The file that is to be replaced, where links lead to, and its permission bits if there is one."""
+    try:
+        target = os.path.realpath(path)
+    except OSError as error:  # A relative path, in a directory that has vanished.
+        raise cannot("write", path, error) from error
     mode, folder = _replaceable_mode(path, target), os.path.dirname(target)
     if not os.path.isdir(folder):
         raise cannot("write", path, f"there is no directory {folder}")
-    return mode, folder
+    return target, mode
 
 
 def _replaceable_mode(path: str, target: str) -> int | None:

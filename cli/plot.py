@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .file_errors import cannot
-from .new_file import NewFile
+from .new_file import NewFile, check_target
 
 if TYPE_CHECKING:
     from poolgrad.core.comparison import Comparison
@@ -26,9 +25,7 @@ def check_plot(path: str) -> None:
         raise click.UsageError(f"--plot draws .png and .svg, and this is {path}", context)
     if importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot takes matplotlib; pip install 'poolgrad[plot]' installs it", context)
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise cannot("write", path, f"there is no directory {folder}")
+    check_target(path)
 
 
 def write_plot(path: str, comparison: Comparison) -> None:

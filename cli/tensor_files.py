@@ -26,8 +26,6 @@ from .locate import Identity, listed, no_such_tensor, open_regular, split
 from .positioned_io import PositionedFile
 from .tensor_layout import MAX_BYTES, NUMBER_DTYPES, Layout, contiguous_runs
 
-__all__ = ["FileError", "OpenTensor", "OutputTensor", "check_target", "create_tensor", "open_tensor"]
-
 Role = Literal["grad_output", "self", "grad_input"]
 
 _WELL_KNOWN: dict[Role, tuple[str, ...]] = {

@@ -374,20 +374,21 @@ class _Search:
                 ranked = self._rank(ranked)
         if any(_settles(one) for one in ranked):
             ranked = [one for one in ranked if one.key not in PARTIAL]
-        return Diagnosis(self.evidence.call.self.size, tuple(_grouped(self._as_computed(ranked))), self.refusal)
+        return self._as_computed(Diagnosis(self.evidence.call.self.size, tuple(_grouped(ranked)), self.refusal))
 
-    def _as_computed(self, ranked: list[Explanation]) -> list[Explanation]:
+    def _as_computed(self, diagnosis: Diagnosis) -> Diagnosis:
         """Of a call that explains all, what is bit for bit as the operators here compute it is exact, too."""
-        best, evidence = ranked[0] if ranked else None, self.evidence
-        if best is None or not (best.whole and best.explains) or best.agreement.exact == best.agreement.total:
-            return ranked
-        same_dtype = evidence.actual_dtype == best.call.self.dtype
-        if not (same_dtype and best.call.is_legal and plan_of(best.call).identity == best.plan.identity):
-            return ranked
+        found, evidence = diagnosis.found, self.evidence
+        if found is None or found.agreement.exact == found.agreement.total:
+            return diagnosis
+        same_dtype = evidence.actual_dtype == found.call.self.dtype
+        if not (same_dtype and found.call.is_legal and plan_of(found.call).identity == found.plan.identity):
+            return diagnosis
         equal = _Equal(evidence.actual, evidence.actual_dtype)
-        best.call.executor(self.threads).run(evidence.grad_output, equal)
-        exact = max(best.agreement.exact, equal.count)
-        return [replace(best, agreement=replace(best.agreement, exact=exact)), *ranked[1:]]
+        found.call.executor(self.threads).run(evidence.grad_output, equal)
+        exact = max(found.agreement.exact, equal.count)
+        counted = replace(found, agreement=replace(found.agreement, exact=exact))
+        return replace(diagnosis, ranked=(counted, *diagnosis.ranked[1:]))
 
     def _rank(self, explanations: Iterable[Explanation]) -> list[Explanation]:
         """Best first, with what is known of the whole tensor.

@@ -271,14 +271,15 @@ STANDARDS = (MereMare.name, Mixed.name, AllClose.name, Exact.name)
 """Names of the standards, the default first."""
 
 
-def find_standard(name: str, row: str, rtol: float | None = None, atol: float | None = None) -> Standard:
-    """The standard of a name, with a row's thresholds; rtol and atol replace those of allclose.
+def find_standard(name: str | None, row: str, rtol: float | None = None, atol: float | None = None) -> Standard:
+    """The standard of a name (None: the default), with a row's thresholds; rtol and atol replace those of allclose.
 
     For standards without a tolerance, least rtol and least atol start from that of allclose.
 
     >>> find_standard("mere-mare", "hfloat32").mere == 2.0**-11
     True
     """
+    name = STANDARDS[0] if name is None else name
     if row not in ROWS:
         raise ComparisonError(f"no standard has thresholds for {row}; expected one of {', '.join(ROWS)}")
     if name != AllClose.name and (rtol is not None or atol is not None):

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -333,18 +332,24 @@ def test_a_closed_stream(tmp_path: Path, descriptor: int) -> None:
     assert grad_output.read_bytes() == before
 
 
+def into_broken_pipe(*arguments: object, **changes: str) -> tuple[int, bytes]:
+    """Run with stdout a pipe that nobody reads; the exit code and stderr."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-c", ENTRY, *map(str, arguments)]
+    with open(writer, "wb") as pipe:
+        env = environment(**changes)
+        done = subprocess.run(words, env=env, stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
 @POSIX
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=str)
 def test_a_broken_pipe_is_quiet(tmp_path: Path, more: list[str], unbuffered: str) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
     path = zeros(tmp_path / "a.npy", (1, 1, 2, 2))
-    words = [sys.executable, "-c", ENTRY, "inspect", *[str(path)] * 30, *more]
-    with open(writer, "wb") as pipe:
-        env: Any = environment(PYTHONUNBUFFERED=unbuffered)
-        done = subprocess.run(words, env=env, stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    words = ["inspect", *[path] * 30, *more]
+    assert into_broken_pipe(*words, PYTHONUNBUFFERED=unbuffered) == (0, b"")
 
 
 @POSIX
@@ -365,21 +370,12 @@ def test_head_closes_the_pipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_broken_pipe_hides_no_failure(tmp_path: Path, more: list[str]) -> None:
     one, other = (save(tmp_path / f"{value}.npy", np.full((1, 1, 2, 2), value, np.float32)) for value in (1, 2))
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-c", ENTRY, "compare", str(one), str(other), *more]
-    done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert into_broken_pipe("compare", one, other, *more) == (1, b"")
 
 
 @POSIX
 def test_a_directory_that_has_vanished(tmp_path: Path) -> None:
     like = save(tmp_path / "x.npy", np.zeros((1, 1, 2, 2), np.float32))
     code = f"import os; os.mkdir({str(tmp_path / 'd')!r}); os.chdir({str(tmp_path / 'd')!r}); os.rmdir('../d')\n"
-    words = ["adaptive2d", str(like), str(like), "-o", "out.npy"]
-    done = subprocess.run(
-        [sys.executable, "-c", code + ENTRY, *words], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 3
-    assert done.stderr == "poolgrad adaptive2d: cannot write out.npy: No such file or directory\n"
+    result = poolgrad_process("adaptive2d", like, like, "-o", "out.npy", code=code + ENTRY)
+    assert (result.code, result.error) == (3, "poolgrad adaptive2d: cannot write out.npy: No such file or directory")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.oracle import Pool, Window, adaptive_windows
 
-from poolgrad.core.windows import AdaptiveWindows, Cover, PoolWindows, Windows
+from poolgrad.core.windows import AdaptiveWindows, Cover, Indices, PoolWindows, Windows
 
 Axis = tuple[Windows, list[Window]]
 
@@ -21,12 +21,17 @@ def _pool_axis(cells: int, kernel: int, stride: int, padding: int, ceil: bool, c
     return PoolWindows.of(cells, len(expected), kernel, stride, padding, counted), expected
 
 
-def _assert_agrees(windows: Windows, expected: list[Window]) -> None:
-    cells = windows.indices(0, windows.cells)
-    lo, hi = windows.cover(cells)
+def _assert_covers(windows: Windows, expected: list[Window], lo: Indices, hi: Indices) -> None:
+    """The range of each cell, cut to the windows that exist, has just those that cover it."""
     covering = [[o for o, w in enumerate(expected) if w.start <= cell < w.stop] for cell in range(windows.cells)]
     cut = [list(range(max(a, 0), min(b, windows.count))) for a, b in zip(lo.tolist(), hi.tolist(), strict=True)]
     assert cut == covering
+
+
+def _assert_agrees(windows: Windows, expected: list[Window]) -> None:
+    cells = windows.indices(0, windows.cells)
+    lo, hi = windows.cover(cells)
+    _assert_covers(windows, expected, lo, hi)
     divisors = windows.divisors(windows.indices(0, windows.count)).tolist()
     assert divisors == [window.divisor for window in expected]
     assert windows.uniform_divisor in (None, divisors[0])
@@ -47,9 +52,7 @@ def _assert_passes(windows: Windows, expected: list[Window], rounds: bool) -> bo
     copied, end = copies.cover(copies.indices(0, copies.cells))
     assert np.array_equal(copied + 1, end)
     assert (copied.min(), copied.max()) == (0, sums.cells - 1)
-    lo, hi = (bounds.clip(0, windows.count) for bounds in sums.cover(copied))
-    covering = [[o for o, w in enumerate(expected) if w.start <= cell < w.stop] for cell in range(windows.cells)]
-    assert [list(range(*bounds)) for bounds in zip(lo.tolist(), hi.tolist(), strict=True)] == covering
+    _assert_covers(windows, expected, *sums.cover(copied))
     return True
 
 
