@@ -86,7 +86,7 @@ def _draw_histogram(panel: Any, comparison: Comparison) -> None:
     charts = comparison.charts
     assert charts is not None
     used = np.flatnonzero(charts.relative[1:]) + 1
-    panel.set_title(f"relative error ({int(charts.relative[0]):,} of 0)")
+    panel.set_title(f"relative error (none: {int(charts.relative[0]):,} elements)")
     panel.set_xlabel("|actual - expected| / (|expected| + 1e-7)")
     panel.set_ylabel("elements")
     if used.size:

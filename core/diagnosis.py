@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .hypotheses import FAULTS, PARAMETERS, PARTIAL, Base, Call, Hypothesis, plan_of
 from .inference import Lines, calls_that_fit, divisors_in, factors_in, lines_of, ratios
 from .operators import available_cpus
-from .prediction import FORMATS, Agreement, Floats, Format, Plan, Predictor, agree, rounded
+from .prediction import FORMATS, Agreement, Floats, Format, Free, Plan, Predictor, agree, rounded
 from .status import AclnnError
 from .tensors import STORAGE, TensorSpec
 from .tiles import Box, TileSource, Tiling
@@ -36,6 +36,9 @@ MOST_CONFIRMED = 6
 MOST_BASES = 3
 FAR_FEWER = 20
 """So many times fewer inexact elements are a better explanation, where both are within an ulp."""
+HOPELESS = 0.01
+"""Share of a screen of the sample below which a hypothesis is not tried on all of it."""
+SCREEN_ROWS = 16
 MOST_DIVIDED = 24
 """Windows for which a divisorOverride is looked for."""
 MOST_LINES = 1 << 10
@@ -74,11 +77,17 @@ class Explanation:
 
     @property
     def explains(self) -> bool:
-        """Whether it explains every element it was compared with; a race, if most elements are right as it is."""
+        """Whether it explains every element it was compared with.
+
+        Sums in 16 bits may be off by a step of any of them, and are believed if most elements are exact; a race, if
+        nine of ten elements are right as it is, and most of the others off by more than roundings would make them.
+        """
         found = self.agreement
         if found.matched + found.allowed < found.total or found.total == 0:
             return False
-        return self.key not in PARTIAL or (found.allowed > 0 and 2 * found.matched >= found.total)
+        if self.plan.free is Free.OVERLAP:
+            return found.allowed > 0 and 10 * found.matched >= 9 * found.total and 2 * found.coarse >= found.allowed
+        return self.plan.sums is None or 2 * found.exact >= found.total
 
     @property
     def explained(self) -> int:
@@ -98,6 +107,7 @@ class Explanation:
             not (self.explains and self.key not in PARTIAL),
             not self.explains,
             -self.explained / max(found.total, 1),
+            self.key in PARTIAL,
             -found.exact / max(found.total, 1),
         )
 
@@ -150,6 +160,19 @@ class Evidence:
         self.complete = len(self.sample) == 1 and box_size(self.sample[0]) == self.call.self.size
         self._kept: dict[str, Floats] = {}
 
+    @property
+    def screen(self) -> list[Box]:
+        """A few rows of every box of the sample, of each box others; none where the sample is the whole tensor."""
+        if self.complete:
+            return []
+        last, screen = max(1, len(self.sample) - 1), []
+        for number, box in enumerate(self.sample):
+            plane, rows = box.planes.start, box.rows
+            count = min(SCREEN_ROWS, rows.stop - rows.start)
+            start = rows.start + (rows.stop - rows.start - count) * number // last
+            screen.append(Box(slice(plane, plane + 1), slice(start, start + count), box.columns))
+        return screen
+
     def given(self, planes: slice, rows: slice, columns: slice) -> Floats:
         """Values of gradOutput."""
         return _values(self.grad_output, Box(planes, rows, columns), self.call.self.dtype)
@@ -182,13 +205,14 @@ class Evidence:
         predictor, parts = self.predictor(plan), []
         for box in self.sample:
             where = box.planes, box.rows, box.columns
-            sums = predictor.exact_sums(*where)
+            sums = predictor.sums(*where)
             parts.append((self.sampled(box).ravel(), sums.ravel(), predictor.magnitudes(*where).ravel()))
         actual, sums, magnitudes = (np.concatenate(column) for column in zip(*parts, strict=True))
         # What additions in float32 may have lost, at the scale of the actual values.
         scale = np.abs(actual) / np.maximum(np.abs(sums), np.finfo(np.float64).tiny)
         slack = 2.0**-23 * plan.most_terms**0.5 * magnitudes * scale if plan.most_terms > 1 else magnitudes * 0
-        return ratios(actual, sums, slack, self.form)
+        form = min(self.form, plan.result or self.form, key=lambda form: form.bits)
+        return ratios(actual, sums, slack, form)
 
     def lines(self, axis: int) -> Lines:
         """Sums across an axis, for `inference.calls_that_fit`: of up to 64 planes, of large ones the first corner."""
@@ -368,13 +392,19 @@ class _Search:
             if not wrong:
                 break
             self.evidence.sample += [box for box in wrong if box not in self.evidence.sample]
-        for _ in range(ROUNDS):
-            if ranked and not ranked[0].whole:
-                self._confirm([ranked[0]])
-                ranked = self._rank(ranked)
+        ranked = self._confirm_nearest(ranked)
         if any(_settles(one) for one in ranked):
             ranked = [one for one in ranked if one.key not in PARTIAL]
         return self._as_computed(Diagnosis(self.evidence.call.self.size, tuple(_grouped(ranked)), self.refusal))
+
+    def _confirm_nearest(self, ranked: list[Explanation]) -> list[Explanation]:
+        """Where nothing explains it all, what comes nearest on the whole tensor; only one that is near to nothing."""
+        for number in range(ROUNDS):
+            if not ranked or ranked[0].whole or (number and _is_hopeless(ranked[0].agreement)):
+                break
+            self._confirm([ranked[0]])
+            ranked = self._rank(ranked)
+        return ranked
 
     def _as_computed(self, diagnosis: Diagnosis) -> Diagnosis:
         """Of a call that explains all, what is bit for bit as the operators here compute it is exact, too."""
@@ -393,14 +423,16 @@ class _Search:
     def _rank(self, explanations: Iterable[Explanation]) -> list[Explanation]:
         """Best first, with what is known of the whole tensor.
 
-        The call as believed gives way to none that explains as much, unless that leaves far fewer elements inexact:
-        a weight rounded to the tensors' own 16 bits is never off by more than an ulp.
+        The call as believed, and then one with other parameters, gives way to none that explains as much, unless that
+        leaves far fewer elements inexact: a weight rounded to the tensors' own 16 bits is never off by more than an
+        ulp, and a divisorOverride is a constant factor, too.
         """
         ranked = sorted((self._known(one) for one in explanations), key=lambda one: one.rank)
-        believed = next((one for one in ranked if one.key == "as_believed" and one.explains), None)
-        if believed is not None and FAR_FEWER * ranked[0].inexact >= believed.inexact:
-            ranked.remove(believed)
-            ranked.insert(0, believed)
+        calls = [one for one in ranked if one.explains and one.key in _PARAMETER_KEYS | {"as_believed"}]
+        for one in sorted(calls, key=lambda one: one.key != "as_believed"):
+            if FAR_FEWER * ranked[0].inexact >= one.inexact:
+                ranked.remove(one)
+                return [one, *ranked]
         return ranked
 
     def _known(self, one: Explanation) -> Explanation:
@@ -480,9 +512,11 @@ class _Search:
     # -- Scores
 
     def _scored(self, ideas: Iterable[_Idea]) -> list[Explanation]:
-        scored = []
+        scored, screen = [], self.evidence.screen
         for idea in ideas:
-            agreement, digest = self._score(idea.plan, self.evidence.sample)
+            agreement, digest = self._score(idea.plan, screen)
+            if not _is_hopeless(agreement):
+                agreement, digest = self._score(idea.plan, self.evidence.sample)
             if idea.key in PARTIAL and not agreement.allowed:
                 continue
             whole = self.evidence.complete
@@ -555,6 +589,10 @@ def _around(wrong: NDArray[np.bool_], box: Box) -> Box:
         sides.append(slice(max(side.start, middle - PIECE // 2), min(side.stop, middle + PIECE // 2)))
     plane = box.planes.start + int(place[0])
     return Box(slice(plane, plane + 1), *sides)
+
+
+def _is_hopeless(agreement: Agreement) -> bool:
+    return agreement.matched + agreement.allowed < HOPELESS * agreement.total
 
 
 def _settles(one: Explanation) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from .executor import Executor
 from .operators import plan_adaptive_avg_pool2d_backward, plan_avg_pool2d_backward
-from .prediction import BFLOAT16, FLOAT16, FORMATS, HFLOAT32, Axis, Edges, Format, Free, Ints, Order, Plan
+from .prediction import BFLOAT16, FLOAT16, FLOAT32, FORMATS, HFLOAT32, Axis, Edges, Format, Free, Ints, Order, Plan
 from .products import RULES, CubeMathType, Precision, Product
 from .status import AclnnError
 from .tensors import TensorSpec
@@ -508,11 +508,13 @@ def _weights(base: Base) -> Iterator[tuple[Plan, str]]:
 
 
 def _sums_in_16_bits(base: Base) -> Iterator[tuple[Plan, str]]:
-    plan = base.planned
-    if not 1 < plan.most_terms <= MOST_ROUNDED_TERMS:
+    plan, is_float32 = base.planned, base.call.self.dtype == "float32"
+    # In 16 bits a cell's only term is rounded when it is stored, anyway.
+    if not (1 if is_float32 else 2) <= plan.most_terms <= MOST_ROUNDED_TERMS:
         return
-    for form in [FLOAT16, BFLOAT16] if base.call.self.dtype == "float32" else [base.form]:
-        yield replace(plan, sums=form), form.name
+    for form in [FLOAT16, BFLOAT16] if is_float32 else [base.form]:
+        yield replace(plan, terms=form, sums=form), form.name
+        yield replace(plan, terms=FLOAT32, sums=form), f"{form.name} of terms in float32"
 
 
 def _ties_away(base: Base) -> Iterator[tuple[Plan, str]]:
@@ -521,17 +523,37 @@ def _ties_away(base: Base) -> Iterator[tuple[Plan, str]]:
 
 
 def _channels_last(base: Base) -> Iterator[tuple[Plan, str]]:
-    plan, order = base.planned, Order.CHANNELS_LAST
-    yield replace(plan, given_order=order), "gradOutput"
-    yield replace(plan, result_order=order), "gradInput"
+    names = {
+        Order.CHANNELS_LAST: "channels-last bytes of {} read as channels-first",
+        Order.CHANNELS_FIRST: "channels-first bytes of {} read as channels-last",
+    }
+    return _misread(base.planned, names)
 
 
 def _transposed(base: Base) -> Iterator[tuple[Plan, str]]:
-    plan, order = base.planned, Order.TRANSPOSED
-    yield replace(plan, given_order=order), "gradOutput"
-    yield replace(plan, result_order=order), "gradInput"
-    if plan.rows.cells != plan.columns.cells or plan.rows.places != plan.columns.places:
-        yield replace(plan, given_order=order, result_order=order), "gradOutput and gradInput"
+    names = {
+        Order.TRANSPOSED: "H and W of {} transposed",
+        Order.TRANSPOSED_BACK: "H and W of {} transposed by reading H, W as W, H",
+    }
+    return _misread(base.planned, names)
+
+
+def _misread(plan: Plan, names: dict[Order, str]) -> Iterator[tuple[Plan, str]]:
+    """One tensor in each order, then both; orders that come to the same by the name of the first."""
+    seen = {plan.identity}
+    for given, result in sorted(
+        combinations((Order.AS_IS, *names), repeat=2), key=lambda pair: Order.AS_IS not in pair
+    ):
+        made = replace(plan, given_order=given, result_order=result)
+        if made.identity in seen:
+            continue
+        seen.add(made.identity)
+        if given is result:
+            yield made, names[given].format("gradOutput and gradInput")
+        else:
+            tensors = {"gradOutput": given, "gradInput": result}
+            parts = (names[order].format(tensor) for tensor, order in tensors.items() if order is not Order.AS_IS)
+            yield made, ", and ".join(parts)
 
 
 def _sum(base: Base) -> Iterator[tuple[Plan, str]]:
@@ -629,7 +651,7 @@ FAULTS: tuple[Hypothesis, ...] = (
     Hypothesis(
         "sums_16",
         "sums in {}",
-        "Terms are added up in 16 bits, and every sum is rounded.",
+        "Terms, rounded themselves or in float32, are added up in 16 bits: every sum is rounded.",
         _sums_in_16_bits,
     ),
     Hypothesis(
@@ -641,14 +663,14 @@ FAULTS: tuple[Hypothesis, ...] = (
     ),
     Hypothesis(
         "channels_last",
-        "channels-last bytes of {} read as channels-first",
-        "Bytes that lie as (N, H, W, C) were read as (N, C, H, W).",
+        "{}",
+        "Bytes that lie as (N, H, W, C) were read as (N, C, H, W), or the other way round.",
         _channels_last,
     ),
     Hypothesis(
         "transposed",
-        "H and W of {} transposed",
-        "Bytes that lie as (N, C, W, H) were read as (N, C, H, W).",
+        "{}",
+        "Bytes that lie as (N, C, W, H) were read as (N, C, H, W), or the other way round.",
         _transposed,
     ),
     Hypothesis(

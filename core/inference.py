@@ -71,20 +71,29 @@ def divisors_in(span: Span | None) -> list[int]:
 
 
 def factors_in(span: Span | None) -> list[Fraction]:
-    """The simplest factor in the span: a power of two, an integer or 1/integer, else the middle; none for 1."""
+    """The simplest factor in the span: a power of two, else the fraction of the least terms; none for 1."""
     if span is None or span.low <= 1 <= span.high:
         return []
     sign = 1 if span.low > 0 else -1
     low, high = sorted((abs(span.low), abs(span.high)))
+    if not 1e-300 < low <= high < 1e300:
+        return []
     power = math.floor(math.log2(high))
     if 2.0**power >= low:
         return [sign * Fraction(2) ** power]
-    if math.floor(high) >= low:
-        return [sign * Fraction(math.floor(high))]
-    whole = math.floor(1 / low)
-    if whole and low <= 1 / whole <= high:
-        return [sign * Fraction(1, whole)]
-    return [sign * Fraction(math.sqrt(low * high)).limit_denominator(10**9)] if high < 1e300 else []
+    return [sign * _simplest(Fraction(low), Fraction(high))]
+
+
+def _simplest(low: Fraction, high: Fraction) -> Fraction:
+    """The fraction of the least denominator from low to high, both positive, by their continued fractions.
+
+    >>> _simplest(Fraction(31, 100), Fraction(35, 100))
+    Fraction(1, 3)
+    """
+    whole = math.floor(low)
+    if whole == low or whole + 1 <= high:
+        return Fraction(math.ceil(low))
+    return whole + 1 / _simplest(1 / (high - whole), 1 / (low - whole))
 
 
 # ---- Windows that fit

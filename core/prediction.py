@@ -12,7 +12,7 @@ import bisect
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
@@ -33,8 +33,8 @@ _WHOLE = 1 << 14
 """Windows of an axis up to which all are looked at together."""
 _CHUNK = 1 << 17
 """Windows or cells of an axis that are looked at in one step where all must be."""
-_MOST_READ = 1 << 16
-"""Elements of whole rows up to which these are read, in another order, where only a part is wanted."""
+_MOST_READ = 1 << 20
+"""Elements that are read at once, of bytes in another order, to take a part of them."""
 _SEVERAL = 4
 """Windows over a cell above which partial sums are shared."""
 
@@ -56,11 +56,13 @@ FORMATS = {form.name: form for form in (FLOAT32, FLOAT16, BFLOAT16)}
 
 
 class Order(StrEnum):
-    """In which order a tensor's bytes lie that are read as (N, C, H, W)."""
+    """As what the bytes of a tensor are read, that is then taken as (N, C, H, W)."""
 
-    AS_IS = "N, C, H, W"
-    CHANNELS_LAST = "N, H, W, C"
-    TRANSPOSED = "N, C, W, H"
+    AS_IS = "N, C, H, W as N, C, H, W"
+    CHANNELS_LAST = "N, H, W, C as N, C, H, W"
+    CHANNELS_FIRST = "N, C, H, W as N, H, W, C"
+    TRANSPOSED = "N, C, W, H as N, C, H, W"
+    TRANSPOSED_BACK = "N, C, H, W as N, C, W, H"
 
 
 class Free(StrEnum):
@@ -211,9 +213,9 @@ class Plan:
     """All that a prediction depends on.
 
     shape: (N, C) of the tensors. divisor: instead of the product of the axes' divisors. given: what gradOutput is
-    rounded to first. weight: what 1/divisor is rounded to, if it is multiplied with. sums: what every term and
-    every sum is rounded to, in the order of the windows. result: what the result goes through before it is stored.
-    given_order, result_order: in which order the bytes of gradOutput and gradInput lie that are read as N, C, H, W.
+    rounded to first. weight: what 1/divisor is rounded to, if it is multiplied with. terms, sums: what
+    every term and then every sum is rounded to, in the order of the windows. result: what the result goes through
+    before it is stored. given_order, result_order: as what the bytes of gradOutput and gradInput are read.
     """
 
     shape: tuple[int, int]
@@ -223,6 +225,7 @@ class Plan:
     given: Format | None = None
     ties_away: bool = False
     weight: Format | None = None
+    terms: Format | None = None
     sums: Format | None = None
     result: Format | None = None
     factor: Fraction = Fraction(1)
@@ -240,7 +243,7 @@ class Plan:
         if common is not None:
             divisor, factor = (common, factor) if weight else (Fraction(common) / factor, Fraction(1))
         places = self.rows.places, self.columns.places
-        roundings = self.given, self.ties_away and self.given is not None, weight, self.sums, self.result
+        roundings = self.given, self.ties_away and self.given is not None, weight, self.terms, self.sums, self.result
         return places, divisor, factor, roundings, self._orders, self.free
 
     @property
@@ -273,10 +276,13 @@ class Plan:
 
 
 def _plain_order(order: Order, channels: int, height: int, width: int) -> Order:
-    """AS_IS where the order makes no difference."""
-    lone = channels == 1 or height * width == 1
-    if (order is Order.CHANNELS_LAST and lone) or (order is Order.TRANSPOSED and min(height, width) == 1):
+    """One name for orders that come to the same, AS_IS where they make no difference."""
+    of_channels = order in (Order.CHANNELS_LAST, Order.CHANNELS_FIRST)
+    one, other = (channels, height * width) if of_channels else (height, width)
+    if order is Order.AS_IS or min(one, other) == 1:
         return Order.AS_IS
+    if one == other:
+        return Order.CHANNELS_LAST if of_channels else Order.TRANSPOSED
     return order
 
 
@@ -294,28 +300,43 @@ class Predictor:
         self._read = reordered(read, given, plan.shape[1], *windows)
         self.values: Reader = reordered(self._values, result, plan.shape[1], *cells)
         self.magnitudes: Reader = reordered(self._magnitudes, result, plan.shape[1], *cells)
-        self.exact_sums: Reader = reordered(self._sums, result, plan.shape[1], *cells)
+        self.sums: Reader = reordered(self._sums, result, plan.shape[1], *cells)
 
-    def free(self, rows: slice, columns: slice) -> NDArray[np.bool_] | None:
-        """Which cells of a plane the plan says nothing about; None for none."""
-        if self.plan.free is Free.NONE:
-            return None
+    def free(self, rows: slice, columns: slice) -> NDArray[np.bool_]:
+        """Which cells of a plane the plan says nothing about."""
         covers = self.plan.rows.cover(rows), self.plan.columns.cover(columns)
         high, wide = (cover.hi - cover.lo for cover in covers)
         counts = high[:, None] * wide[None, :]
         return np.asarray(counts == 0 if self.plan.free is Free.UNCOVERED else counts > 1)
 
+    def bounds(self, planes: slice, rows: slice, columns: slice) -> tuple[Floats, Floats]:
+        """What the least and the greatest sum are rounded to that other roundings of the additions may give.
+
+        n additions in float32 are off by sqrt(n) ulp of sum(|terms|), as roundings go; of sums in 16 bits, one may be
+        rounded the other way.
+        """
+        box = planes, rows, columns
+        sums, form = self.plan.sums, self.plan.sums or FLOAT32
+        steps = math.sqrt(self.plan.most_terms) if sums is None else 1.0
+        slack = steps * 2.0 ** (1 - form.bits) * self.magnitudes(*box)
+        middle = self.sums(*box)
+        return self._stored_as(middle - slack), self._stored_as(middle + slack)
+
     def _values(self, planes: slice, rows: slice, columns: slice) -> Floats:
-        values = self._sums(planes, rows, columns)
+        return self._stored_as(self._sums(planes, rows, columns)) + 0.0
+
+    def _stored_as(self, values: Floats) -> Floats:
         for form in self._stored:
             values = rounded(values, form)
-        return values + 0.0
+        return values
 
     def _sums(self, planes: slice, rows: slice, columns: slice) -> Floats:
         high, wide = self.plan.rows.cover(rows), self.plan.columns.cover(columns)
         terms = self._terms(planes, high, wide)
-        sums = self.plan.sums
-        total = _spread(terms, high, wide) if sums is None else _rounded_spread(terms, high, wide, sums)
+        if self.plan.sums is None:
+            total = _spread(terms, high, wide)
+        else:
+            total = _rounded_spread(rounded(terms, self.plan.terms or FLOAT32), high, wide, self.plan.sums)
         return total if self._factor == 1 else total * self._factor
 
     def _magnitudes(self, planes: slice, rows: slice, columns: slice) -> Floats:
@@ -388,14 +409,15 @@ def _with_zero(values: Floats, axis: int) -> Floats:
 
 
 def _rounded_spread(terms: Floats, high: Cover, wide: Cover, form: Format) -> Floats:
-    """Window after window, every sum rounded."""
-    terms = _with_zero(_with_zero(rounded(terms, form), 1), 2)
+    """Window after window, every sum made in float32 and rounded."""
+    terms = _with_zero(_with_zero(terms, 1), 2)
     total = np.zeros((terms.shape[0], high.lo.size, wide.lo.size))
     for down in range(high.width):
         row = np.where(high.lo + down < high.hi, high.lo + down, terms.shape[1] - 1)
         for right in range(wide.width):
             column = np.where(wide.lo + right < wide.hi, wide.lo + right, terms.shape[2] - 1)
-            total = rounded(total + np.take(np.take(terms, row, axis=1), column, axis=2), form)
+            total = total + np.take(np.take(terms, row, axis=1), column, axis=2)
+            total = rounded(rounded(total, FLOAT32), form)
     return total
 
 
@@ -407,56 +429,47 @@ def reordered(read: Reader, order: Order, channels: int, height: int, width: int
     if order is Order.AS_IS:
         return read
 
-    def read_run(planes: slice, rows: slice, columns: slice) -> Floats:
-        if order is Order.TRANSPOSED:
-            return _transposed(read, height, width, planes, rows, columns)
-        return _channels_last(read, (channels, height, width), planes, rows, columns)
-
-    def read_box(planes: slice, rows: slice, columns: slice) -> Floats:
-        count = rows.stop - rows.start
-        if columns.stop - columns.start == width or count == 1:
-            return read_run(planes, rows, columns)
-        if count * width <= _MOST_READ:
-            return read_run(planes, rows, slice(0, width))[:, :, columns].copy()
-        # Rows of which but a part is wanted are far apart in the other order.
-        lines = [read_run(planes, slice(row, row + 1), columns) for row in range(rows.start, rows.stop)]
-        return np.concatenate(lines, axis=1)
+    def read_box(*box: slice) -> Floats:
+        origin = _origin(order, (channels, height, width), *box)
+        source = [slice(int(index.min()), int(index.max()) + 1) for index in origin]
+        extents = [side.stop - side.start for side in box]
+        wanted, needed = math.prod(extents), math.prod(side.stop - side.start for side in source)
+        if needed <= max(_MOST_READ, 2 * wanted) or wanted == 1:
+            return read(*source)[tuple(index - side.start for index, side in zip(origin, source, strict=True))]
+        # What is together in this order may be far apart in the other.
+        axis = next(axis for axis in _HALVED[order] if extents[axis] > 1)
+        middle = box[axis].start + extents[axis] // 2
+        halves = slice(box[axis].start, middle), slice(middle, box[axis].stop)
+        return np.concatenate([read_box(*box[:axis], half, *box[axis + 1 :]) for half in halves], axis)
 
     return read_box
 
 
-def _channels_last(read: Reader, shape: tuple[int, int, int], planes: slice, rows: slice, columns: slice) -> Floats:
-    """A run of whole rows, or a part of one row, of each plane."""
+_HALVED = {
+    Order.CHANNELS_LAST: (0, 1, 2),
+    Order.CHANNELS_FIRST: (1, 2, 0),
+    Order.TRANSPOSED: (1, 2, 0),
+    Order.TRANSPOSED_BACK: (2, 1, 0),
+}
+"""The axes by which less is to be read at once, first the one that helps most."""
+
+
+def _origin(
+    order: Order, shape: tuple[int, int, int], planes: slice, rows: slice, columns: slice
+) -> tuple[Ints, Ints, Ints]:
+    """The plane, row and column that each element of a box comes from."""
     channels, height, width = shape
-    whole = (rows.stop - rows.start) * (columns.stop - columns.start) == height * width
-    parts = []
-    plane = planes.start
-    while plane < planes.stop:
-        image, channel = divmod(plane, channels)
-        count = min(channels - channel, planes.stop - plane) if whole else 1
-        first = (channel * height + rows.start) * width + columns.start
-        last = ((channel + count - 1) * height + rows.stop - 1) * width + columns.stop
-        # Bytes first to last of an image are these pixels, with all their channels.
-        left, right = first // channels, -(-last // channels)
-        top, bottom = left // width, -(-right // width)
-        across = slice(left - top * width, right - top * width) if bottom - top == 1 else slice(0, width)
-        block = read(slice(image * channels, (image + 1) * channels), slice(top, bottom), across)
-        start = first - (top * width + across.start) * channels
-        flat = block.transpose(1, 2, 0).reshape(-1)[start : start + last - first]
-        parts.append(flat.reshape(count, rows.stop - rows.start, columns.stop - columns.start))
-        plane += count
-    return np.concatenate(parts)
-
-
-def _transposed(read: Reader, height: int, width: int, planes: slice, rows: slice, columns: slice) -> Floats:
-    """A run of whole rows, or a part of one row, of each plane."""
-    first, last = rows.start * width + columns.start, (rows.stop - 1) * width + columns.stop
-    left, right = first // height, -(-last // height)
-    down = slice(first - left * height, last - left * height) if right - left == 1 else slice(0, height)
-    block = read(planes, down, slice(left, right))
-    start = first - left * height - down.start
-    flat = block.transpose(0, 2, 1).reshape(block.shape[0], -1)[:, start : start + last - first]
-    return flat.reshape(-1, rows.stop - rows.start, columns.stop - columns.start).copy()
+    area = height * width
+    plane, row, column = np.ogrid[planes, rows, columns]
+    if order in (Order.CHANNELS_LAST, Order.CHANNELS_FIRST):
+        first, place = plane - plane % channels, plane % channels * area + row * width + column
+        lines, length = (area, channels) if order is Order.CHANNELS_LAST else (channels, area)
+    else:
+        first, place = plane, row * width + column
+        lines, length = (width, height) if order is Order.TRANSPOSED else (height, width)
+    # Read as `lines` of this length, which lie as columns.
+    channel, place = divmod(place % length * lines + place // length, area)
+    return first + channel, *divmod(place, width)
 
 
 # ---- Agreement
@@ -466,18 +479,18 @@ def _transposed(read: Reader, height: int, width: int, planes: slice, rows: slic
 class Agreement:
     """How many of `total` elements a prediction explains: `matched` ones within an ulp, of them `exact` ones.
 
-    allowed: further elements of which the plan says that they may be anything.
+    allowed: further elements that the plan does not predict, but allows to be as they are. coarse: those of them that
+    are off by more than roundings of the sum could make them.
     """
 
     total: int = 0
     matched: int = 0
     exact: int = 0
     allowed: int = 0
+    coarse: int = 0
 
     def __add__(self, other: Agreement) -> Agreement:
-        mine = self.total, self.matched, self.exact, self.allowed
-        sums = zip(mine, (other.total, other.matched, other.exact, other.allowed), strict=True)
-        return Agreement(*(left + right for left, right in sums))
+        return Agreement(*(left + right for left, right in zip(astuple(self), astuple(other), strict=True)))
 
 
 def agree(
@@ -485,8 +498,8 @@ def agree(
 ) -> tuple[Agreement, NDArray[np.bool_] | None]:
     """Compare a box with its prediction; also where it is not explained, or None where all is.
 
-    Within one ulp; where n windows are added up in float32, also within sqrt(n) ulp of float32 of the sum of the
-    terms' magnitudes: what the order of additions may change, and what is left of it when terms cancel.
+    Within one ulp; where several windows are added up in float32, also within the `Predictor.bounds` of the sum: what
+    the order of additions may change, and what is left of it when terms cancel.
     """
     near, exact = _near_at_once(actual, predicted, form)
     rest = ~near
@@ -496,23 +509,38 @@ def agree(
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     near = same | _within_ulp(one, other, form)
     exact += int(np.count_nonzero(same))
-    terms = predictor.plan.most_terms
-    if terms > 1 and predictor.plan.sums is None and not near.all():
-        slack = math.sqrt(terms) * 2.0**-23 * predictor.magnitudes(*box)[rest]
-        near |= (np.abs(one - other) <= slack) & np.isfinite(slack)
     wrong = np.zeros(rest.shape, bool)
     wrong[rest] = ~near
+    plan = predictor.plan
+    if plan.most_terms > 1 and plan.sums is None and wrong.any():
+        wrong &= ~_between(actual, *predictor.bounds(*box))
     matched = wrong.size - int(np.count_nonzero(wrong))
+    excused, coarse = _excused(predictor, actual, predicted, box, form) if wrong.any() else (wrong, wrong)
+    counts = (int(np.count_nonzero(wrong & some)) for some in (excused, coarse))
+    return Agreement(wrong.size, matched, exact, *counts), wrong & ~excused
+
+
+def _excused(
+    predictor: Predictor, actual: Floats, predicted: Floats, box: tuple[slice, slice, slice], form: Format
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """The elements that the plan leaves open, and those of them that are off by more than roundings."""
+    plan, nothing = predictor.plan, np.zeros(actual.shape, bool)
+    if plan.sums is not None:
+        return _between(actual, *predictor.bounds(*box)), nothing
+    if plan.free is Free.NONE:
+        return nothing, nothing
     free = predictor.free(*box[1:])
-    allowed = 0
-    if free is not None:
-        excused = wrong & free
-        if predictor.plan.free is Free.OVERLAP:
-            # A lost or doubled addition is off by some of the terms, never by more than all of them.
-            excused &= np.abs(actual - predicted) <= predictor.magnitudes(*box) * (1 + 2.0 ** (1 - form.bits))
-        allowed = int(np.count_nonzero(excused))
-        wrong &= ~excused
-    return Agreement(wrong.size, matched, exact, allowed), wrong
+    if plan.free is Free.UNCOVERED:
+        return free | nothing, nothing
+    # A lost or doubled addition is off by some of the terms, never by more than all of them; but seldom by so little
+    # as sums may be off that are rounded at every step.
+    errors, magnitudes, step = np.abs(actual - predicted), predictor.magnitudes(*box), 2.0 ** (1 - form.bits)
+    excused = free & (errors <= magnitudes * (1 + step))
+    return excused, excused & (errors > plan.most_terms * step * magnitudes)
+
+
+def _between(actual: Floats, low: Floats, high: Floats) -> NDArray[np.bool_]:
+    return np.asarray((low <= actual) & (actual <= high))
 
 
 def _near_at_once(actual: Floats, predicted: Floats, form: Format) -> tuple[NDArray[np.bool_], int]:
