@@ -107,7 +107,7 @@ def _error_record(comparison: Comparison) -> dict[str, Any]:
         "mare": figures.mare,
         "rmse": figures.rmse,
         "cosine": figures.cosine,
-        "share_within": {str(share): figures.ratio(share) for share in SHARES},
+        "share_under": {str(share): figures.ratio(share) for share in SHARES},
         "ulp": {
             "dtype": comparison.specs[0].dtype,
             "mean": figures.ulp_mean,
@@ -255,7 +255,7 @@ def _figure_rows(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "MERE, MARE", f"{_number(figures.mere)}, {_number(figures.mare)}"
     yield "RMSE", _number(figures.rmse)
     yield "cosine", f"{figures.cosine:.12g}"
-    yield "msprobe", f"{_ratio(figures, 0.001)} within 0.001, {_ratio(figures, 0.005)} within 0.005"
+    yield "msprobe", f"{_ratio(figures, 0.001)} under 0.001, {_ratio(figures, 0.005)} under 0.005"
     yield "ulp", f"mean {_number(figures.ulp_mean)}, max {figures.ulp_most:,} of {comparison.specs[0].dtype}"
     yield "", _histogram_text(figures.ulp_histogram)
     yield (

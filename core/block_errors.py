@@ -42,6 +42,8 @@ AGREEING = ("both_nan", "same_infinity")
 _INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 _MANTISSA = {"float32": 23, "float16": 10, "bfloat16": 7}
 _SUBNORMAL_STEP = 2.0**-149
+_LEAST = 2.0**-1022
+"""Less than a share of any number but 0."""
 
 
 class Workspace:
@@ -284,12 +286,13 @@ class BlockErrors:
             return 0
         return int(np.count_nonzero(self._differing)) - differing_values
 
-    def within(self, share: float) -> int:
-        """How many finite pairs differ by at most a share of the expected value."""
+    def under(self, share: float) -> int:
+        """How many finite pairs differ by less than a share of the expected value, or not at all."""
         if self._surely_within(share):
             return self.size - self.excluded_count
         np.multiply(self.magnitude, share, out=self.spare)
-        return int(np.count_nonzero(np.less_equal(self.absolute, self.spare, out=self._mask))) - self.excluded_count
+        np.maximum(self.spare, _LEAST, out=self.spare)  # Where 0 is expected, an error of 0 counts.
+        return int(np.count_nonzero(np.less(self.absolute, self.spare, out=self._mask))) - self.excluded_count
 
     def least_atol(self, rtol: float) -> float:
         """The least atol that all pass with at this rtol (but for rounding up)."""

@@ -126,7 +126,7 @@ class Figures:
     """What a comparison found.
 
     compared: pairs; different: finite pairs of other values; zero_signs: pairs of +0 and -0; mismatched: pairs out
-    of the standard's bounds for an element; beyond: see `Standard.beyond`; within: finite pairs within each of
+    of the standard's bounds for an element; beyond: see `Standard.beyond`; under: finite pairs under each of
     `SHARES` of the expected value; ulp_histogram: finite pairs 0, 1, 2-3, 4-7 ... ulp apart; sums: see
     `BlockErrors`.
     """
@@ -138,7 +138,7 @@ class Figures:
     mismatched: int = 0
     beyond: int = 0
     nonfinite: dict[str, int] = field(default_factory=dict)
-    within: list[int] = field(default_factory=lambda: [0] * len(SHARES))
+    under: list[int] = field(default_factory=lambda: [0] * len(SHARES))
     ulp_histogram: list[int] = field(default_factory=lambda: [0])
     ulp_total: int = 0
     ulp_most: int = 0
@@ -158,7 +158,7 @@ class Figures:
             setattr(self, most, max(getattr(self, most), getattr(other, most)))
         for kind, number in other.nonfinite.items():
             self.nonfinite[kind] = self.nonfinite.get(kind, 0) + number
-        for counts in ("within", "ulp_histogram"):
+        for counts in ("under", "ulp_histogram"):
             both = zip_longest(getattr(self, counts), getattr(other, counts), fillvalue=0)
             setattr(self, counts, [left + right for left, right in both])
         for name, total in other.sums.items():
@@ -236,9 +236,9 @@ class Figures:
         return total
 
     def ratio(self, share: float) -> float:
-        """The share of all pairs whose relative error is within `share`; pairs that agree without one count."""
+        """The share of all pairs whose relative error is under `share`; pairs that agree without one count."""
         agreeing = sum(self.nonfinite.get(kind, 0) for kind in AGREEING)
-        return (self.within[SHARES.index(share)] + agreeing) / self.compared if self.compared else 1.0
+        return (self.under[SHARES.index(share)] + agreeing) / self.compared if self.compared else 1.0
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def figures_of(errors: BlockErrors, standard: Standard, first: int, known: Figur
         for term in terms:
             figures.sums[name].add(term)
     if not errors.differs:
-        figures.within = [figures.finite] * len(SHARES)
+        figures.under = [figures.finite] * len(SHARES)
         figures.ulp_histogram = [figures.finite]
         return Marked(figures)
     _add_counts(figures, errors, known)
@@ -286,7 +286,7 @@ def _add_counts(figures: Figures, errors: BlockErrors, known: Figures) -> None:
     figures.ulp_total = errors.ulp_total() if errors.most_ulps > 1 else differing
     figures.different = differing if errors.same_dtype else int(np.count_nonzero(errors.absolute))
     figures.zero_signs = errors.zero_sign_count(differing)
-    figures.within = [errors.within(share) for share in SHARES]
+    figures.under = [errors.under(share) for share in SHARES]
     figures.beyond = figures.standard.beyond(errors)
     tolerance = figures.standard.tolerance
     figures.least_rtol_exact = errors.least_rtol(tolerance.atol, known.least_rtol_exact)

@@ -104,7 +104,7 @@ def reference(actual: Array, expected: Array, standard: str, row: str) -> Record
         "mare": max((pair.relative for pair in finite), default=0.0),
         "rmse": math.sqrt(mean([pair.error**2 for pair in finite])),
         "cosine": cosine(finite),
-        "share_within": {str(share): share_within(pairs, share) for share in (0.001, 0.005)},
+        "share_under": {str(share): share_under(pairs, share) for share in (0.001, 0.005)},
         "ulp": {
             "mean": sum(pair.ulps for pair in finite) / max(1, len(finite)),
             "max": max((pair.ulps for pair in finite), default=0),
@@ -148,8 +148,10 @@ def cosine(pairs: list[Pair]) -> float:
     return float(dot("actual", "expected")) / math.sqrt(squares) if squares else math.nan
 
 
-def share_within(pairs: list[Pair], share: float) -> float:
-    near = [pair.error <= share * abs(pair.expected) if pair.finite else pair.agrees for pair in pairs]
+def share_under(pairs: list[Pair], share: float) -> float:
+    near = [
+        pair.error < share * abs(pair.expected) or not pair.error if pair.finite else pair.agrees for pair in pairs
+    ]
     return sum(near) / len(pairs)
 
 
@@ -188,7 +190,7 @@ def worst_planes(pairs: list[Pair]) -> list[tuple[list[int], int, float]]:
 def as_reference(record: Record) -> Record:
     """The same figures, as `compare --json` says them."""
     kept = ["compared", "finite", "different", "mismatched", "zeros_of_opposite_sign", "nonfinite", "mere", "mare"]
-    kept += ["max_absolute_error", "max_relative_error", "rmse", "cosine", "share_within"]
+    kept += ["max_absolute_error", "max_relative_error", "rmse", "cosine", "share_under"]
     bins = record["ulp"]["histogram"]
     assert all(one["to"] == max(0, 2 * one["from"] - 1) or (one["from"], one["to"]) == (1, 1) for one in bins)
     return {

@@ -79,7 +79,7 @@ def test_report_has_every_part(tmp_path: Path) -> None:
     ]
     wanted += [
         "msprobe",
-        "within 0.001",
+        "under 0.001",
         "ulp",
         "of float16",
         "would pass",
