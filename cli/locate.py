@@ -27,7 +27,11 @@ class Identity(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def split(text: str) -> tuple[str, str | None, str]:
+READ, WRITTEN = "a .npy, .safetensors or .pt file", "a .npy or .safetensors file"
+"""What is expected of paths."""
+
+
+def split(text: str, expected: str = READ) -> tuple[str, str | None, str]:
     """Path, tensor name, and the path's extension. A file that exists by the whole text wins."""
     if "\0" in text:
         raise FileError(f"{text}: a path cannot hold a NUL character")
@@ -43,7 +47,7 @@ def split(text: str) -> tuple[str, str | None, str]:
     extension = os.path.splitext(path)[1].lower()
     if extension not in (".npy", ".safetensors", ".pt"):
         hint = "; an .npy file holds one tensor, without a name" if ".npy:" in lowered else ""
-        raise FileError(f"{text}: expected a .npy or .safetensors file{hint}")
+        raise FileError(f"{text or 'an empty path'}: expected {expected}{hint}")
     return path, name, extension
 
 

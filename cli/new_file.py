@@ -175,5 +175,7 @@ def _replaceable_mode(path: str, target: str) -> int | None:
     if not stat.S_ISREG(status.st_mode):
         raise cannot("write", path, "it is not a regular file")
     if not os.access(target, os.W_OK):
-        raise cannot("write", path, "the file that is there is read-only")
+        read_only = hasattr(os, "statvfs") and os.statvfs(target).f_flag & os.ST_RDONLY
+        what = "its file system" if read_only else "the file that is there"
+        raise cannot("write", path, f"{what} is read-only")
     return stat.S_IMODE(status.st_mode) & 0o777

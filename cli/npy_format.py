@@ -48,7 +48,7 @@ def examine(file: PositionedFile, size: int) -> tuple[Layout, FileError | None]:
     if nbytes is None:
         raise FileError(f"{file.path}: impossible shape {shape_text(shape)} of dtype {shorten(stored)}")
     big_endian = dtype.str.startswith(">") or stored.startswith(">")
-    has_byte_order = stored.startswith(("<", ">"))
+    has_byte_order = name == "bfloat16" or stored.startswith(("<", ">"))
     layout = Layout(name, stored, shape, offset, nbytes, big_endian, fortran_order, has_byte_order)
     return layout, size_fault(file.path, offset + nbytes, size)
 
@@ -107,7 +107,7 @@ def _parse(path: str, version: int, raw: bytes) -> tuple[tuple[int, ...], bool, 
 
 def _dtype_names(dtype: np.dtype[Any], raw: bytes) -> tuple[str, str]:
     """The dtype as stored and by name. 2-byte void is what np.save makes of bfloat16."""
-    if dtype == np.dtype("V2"):
+    if dtype == np.dtype("V2") or dtype.name == "bfloat16":
         # numpy drops the byte order of void types.
-        return (">V2" if b">V2" in raw else "<V2"), "bfloat16"
+        return next(text for text in (">V2", "|V2", "<V2", "bfloat16", dtype.str) if text.encode() in raw), "bfloat16"
     return str(dtype) if dtype.names else dtype.str, dtype.name

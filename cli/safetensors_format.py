@@ -9,11 +9,13 @@ process cuts it short.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .file_errors import FileError, looks_like, shorten
 from .positioned_io import PositionedFile
-from .tensor_layout import MAX_BYTES, Layout, claimed_bytes, shape_text, size_fault
+from .tensor_layout import MAX_AXES, MAX_BYTES, Layout, claimed_bytes, shape_text, size_fault
 
 if TYPE_CHECKING:
     from poolgrad.core.tensors import TensorSpec
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 METADATA = "__metadata__"
 _MAX_HEADER = 100_000_000
 _MAX_DIGITS = 100
+_LARGE = 1 << 20
+"""Bytes from which a header is looked at before it is parsed."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_MAX_DEPTH = 3
+"""Braces and brackets around an extent: the header's, its entry's, its shape's."""
+_MOST_FAULTS = 1000
+"""Faulty entries after which the others are not looked at."""
 
 _DTYPES = {
     "BOOL": ("bool", 8),
@@ -60,12 +69,21 @@ def read_header(file: PositionedFile, size: int) -> dict[str, Layout]:
 def examine(file: PositionedFile, size: int) -> tuple[dict[str, Layout], FileError | None]:
     """Every tensor that a .safetensors file describes, and what is wrong with their places in the file.
 
-    A header that is wrong by itself is a FileError.
+    A header that is no header is a FileError; one with faulty entries has the sound ones, and the first fault.
     """
     header, start = _read_json(file, size)
     _check_metadata(file.path, header.pop(METADATA, None))
-    layouts = {name: _layout(file.path, name, entry, start) for name, entry in header.items()}
-    return layouts, _cover_fault(file.path, layouts, start, size)
+    layouts: dict[str, Layout] = {}
+    faults: list[FileError] = []
+    for name, entry in header.items():
+        try:
+            layouts[name] = _layout(file.path, name, entry, start)
+        except FileError as error:
+            faults.append(error)
+            if len(faults) == _MOST_FAULTS:
+                break
+    # Holes that faulty entries leave say nothing.
+    return layouts, faults[0] if faults else _cover_fault(file.path, layouts, start, size)
 
 
 def header_bytes(name: str, spec: TensorSpec) -> bytes:
@@ -89,43 +107,71 @@ def _read_json(file: PositionedFile, size: int) -> tuple[dict[str, Any], int]:
         if length <= size - 8:
             reason = f"a header of {length} bytes is over the format's limit of {_MAX_HEADER}"
         raise FileError(f"{path} is no safetensors file, or cut short: {reason}{kind}")
-    header = _parse(path, file.read_bytes(8, length))
+    text = file.read_bytes(8, length)
+    if length > _LARGE and _is_stuffed(text) and _is_stuffed(_STRING.sub(b'""', text)):
+        raise FileError(f"{path}: its header has more lists, objects or numbers than tensors have")
+    header = _parse(path, text)
     if not isinstance(header, dict):
         raise FileError(f"{path}: the safetensors header is not a JSON object")
     return header, 8 + length
 
 
-def _parse(path: str, data: bytes) -> Any:
-    import json  # Takes a few milliseconds, which a run on .npy files need not spend.
+def _is_stuffed(text: bytes) -> bool:
+    """Whether there are more lists, objects or numbers than entries have, each with five strings at least.
 
+    Parsed, they could take a hundred times their size.
+    """
+    strings = text.count(b'"') // 2
+    most = {b"[": 2 * strings // 5, b"{": strings // 5 + 2, b",": strings * MAX_AXES}
+    return any(text.count(char) > count for char, count in most.items())
+
+
+def _parse(path: str, data: bytes) -> Any:
     try:
         text = data.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_integer)
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise FileError(f"{path}: the safetensors header is not valid JSON: {_json_fault(error)}") from error
+        # Calls of Python take most of the time of a large header; few need them.
+        unique = _unique_text if "\\u" in text else _unique
+        integer = _integer if re.search(f"[0-9]{{{_MAX_DIGITS + 1}}}", text) else None
+        return json.loads(text, object_pairs_hook=unique, parse_constant=_no_constant, parse_int=integer)
+    except MemoryError as error:
+        raise FileError(f"{path}: there is too little memory for its header of {len(data)} bytes") from error
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: the safetensors header is not valid JSON: {_json_fault(error, data)}") from error
 
 
-def _json_fault(error: Exception) -> str:
+def _json_fault(error: Exception, data: bytes) -> str:
     """What is wrong and, as far as is known, where in the file, whose first 8 bytes are the header's length."""
-    import json
-
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at byte {8 + len(error.doc[: error.pos].encode())}"
     if isinstance(error, UnicodeDecodeError):
         return f"{error.encoding!r} codec: {error.reason} at byte {8 + error.start}"
     if isinstance(error, RecursionError):
-        return "nested too deeply"
+        return f"nested too deeply at byte {8 + _too_deep(data)}"
     return shorten(str(error)) or type(error).__name__
 
 
+def _too_deep(data: bytes) -> int:
+    """Where the first list or object starts that is deeper than the format has any."""
+    depth = 0
+    for token in re.finditer(_STRING.pattern + rb"|[][{}]", data, re.DOTALL):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)
+        if depth > _MAX_DEPTH:
+            return token.start()
+    return len(data)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in entries:
-            raise ValueError(f"'{shorten(key)}' is there twice")
-        key.encode("utf-8")  # Half a surrogate pair is valid for json, but no text.
-        entries[key] = value
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"'{shorten(twice)}' is there twice")
     return entries
+
+
+def _unique_text(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, _ in pairs:
+        key.encode("utf-8")  # Half a surrogate pair is valid for json, but no text.
+    return _unique(pairs)
 
 
 def _integer(text: str) -> int:

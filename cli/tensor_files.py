@@ -22,7 +22,7 @@ from poolgrad.core.tiles import ArrayTensor, Box, TileSource
 
 from . import new_file, npy_format
 from .file_errors import FileError, cannot, shorten
-from .locate import Identity, listed, no_such_tensor, open_regular, split
+from .locate import WRITTEN, Identity, listed, no_such_tensor, open_regular, split
 from .positioned_io import PositionedFile
 from .tensor_layout import MAX_BYTES, NUMBER_DTYPES, Layout, contiguous_runs
 
@@ -243,9 +243,9 @@ def _target(
     path_and_name: str, spec: TensorSpec, inputs: Sequence[OpenTensor]
 ) -> tuple[str, str | None, TensorSpec, bytes]:
     """Path and name of a new tensor, and what its file starts with."""
-    path, name, extension = split(path_and_name)
+    path, name, extension = split(path_and_name, WRITTEN)
     if extension == ".pt":
-        raise FileError(f"{path_and_name}: expected a .npy or .safetensors file; .pt files are only read")
+        raise FileError(f"{path_and_name}: expected {WRITTEN}; .pt files are only read")
     _refuse_inputs(path, inputs)
     if extension == ".npy":
         return path, None, spec, npy_format.header_bytes(spec)

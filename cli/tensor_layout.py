@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**63 - 1
 """No file is longer; a header that claims more is wrong whatever the file holds."""
 
-_MAX_AXES = 64
+MAX_AXES = 64
 """numpy's limit. Without one, the product of a megabyte of extents would take for ever."""
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -47,7 +47,7 @@ def claimed_bytes(shape: Sequence[object], bits: int) -> int | None:
     None where they are impossible: an extent that is no integer or negative, more axes than numpy has, a part
     of a byte, or more bytes than any file can have.
     """
-    if len(shape) > _MAX_AXES:
+    if len(shape) > MAX_AXES:
         return None
     extents = [extent for extent in shape if type(extent) is int and 0 <= extent <= MAX_BYTES]
     if len(extents) != len(shape):

@@ -364,7 +364,7 @@ def test_output_into_read_only_directory(public: Path) -> None:
 @pytest.mark.parametrize("name", ["tensor.bin", "tensor", "tensor.npz", "tensor.pth"])
 def test_unknown_extension(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(bytes(64))
-    assert "expected a .npy or .safetensors file" in file_refusal(tmp_path, tmp_path / name)
+    assert "expected a .npy, .safetensors or .pt file" in file_refusal(tmp_path, tmp_path / name)
     assert "expected a .npy or .safetensors file" in file_refusal(tmp_path, tmp_path / "good.npy", "out.bin")
 
 

@@ -158,8 +158,8 @@ def test_an_integer_of_a_million_digits(tmp_path: Path, limit: str) -> None:
 
 
 def test_a_shape_of_very_many_axes(tmp_path: Path) -> None:
-    """Their product would have 12 million bits."""
-    shape = b",".join([str(2**63 - 1).encode()] * 200_000)
+    """Their product would have 3 million bits."""
+    shape = b",".join([str(2**63 - 1).encode()] * 50_000)
     text = b'{"a":{"dtype":"F32","shape":[' + shape + b'],"data_offsets":[0,4]}}'
     path = with_header(tmp_path / "a.safetensors", text, bytes(4))
     start = time.monotonic()
@@ -184,14 +184,15 @@ def test_deep_npy_headers(tmp_path: Path, opening: bytes, version: int) -> None:
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"":'])
 def test_deep_json(tmp_path: Path, opening: bytes, depth: int) -> None:
     message = refusal(with_header(tmp_path / "a.safetensors", b'{"a":' + opening * depth))
-    assert "the safetensors header is not valid JSON: " in message
+    over_a_megabyte = depth * len(opening) > 1 << 20
+    assert ("more lists, objects or numbers than" if over_a_megabyte else "header is not valid JSON: ") in message
 
 
 def test_closed_deep_json_is_refused_too(tmp_path: Path) -> None:
     for depth in (50, 900, 100_000):
         text = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
         message = refusal(with_header(tmp_path / "a.safetensors", text))
-        assert "nested too deeply" in message or "'a' lacks a proper dtype" in message
+        assert "nested too deeply at byte 15" in message or "'a' lacks a proper dtype" in message
 
 
 @LINUX
@@ -256,6 +257,47 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
     assert not made.exists()
     np.load(tmp_path / "pickle.npy", allow_pickle=True)
     assert made.exists(), "the bomb is a dud"
+
+
+STUFFED = {
+    "lists": b'{"a":[' + b"[]," * 8_000_000 + b"[]]}",
+    "objects": b'{"a":[' + b"{}," * 8_000_000 + b"{}]}",
+    "numbers": b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[' + b"1," * 12_000_000 + b"1]}}",
+    "lists behind names": b"{" + b'"[\\"":1,' * 200_000 + b'"a":[' + b"[]," * 7_000_000 + b"[]]}",
+}
+
+
+@LINUX
+@pytest.mark.parametrize("kind", STUFFED)
+def test_a_header_takes_no_multiple_of_its_size(tmp_path: Path, kind: str) -> None:
+    """24 MB, which as Python's lists, objects and integers would take 180 to 1,500 MB."""
+    path = with_header(tmp_path / "a.safetensors", STUFFED[kind])
+    limit = "import resource as r; r.setrlimit(r.RLIMIT_DATA, (150_000_000, 150_000_000))\n"
+    result = poolgrad_process("inspect", path, code=limit + ENTRY)
+    expected = f"poolgrad inspect: {path}: its header has more lists, objects or numbers than tensors have"
+    assert (result.code, result.error) == (3, expected)
+
+
+def test_names_full_of_brackets_are_taken(tmp_path: Path) -> None:
+    entries = {
+        f"layers[{n}][0][1][2]{{3,4}}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]}
+        for n in range(12_000)
+    }
+    text = json.dumps({"__metadata__": {"[": "{,"}, **entries}).encode()
+    assert len(text) > 1 << 20
+    path = with_header(tmp_path / "a.safetensors", text, bytes(48_000))
+    result = poolgrad("inspect", f"{path}:layers[7][0][1][2]{{3,4}}")
+    assert (result.code, "float32 (1), 4 bytes" in result.out) == (0, True)
+
+
+@LINUX
+def test_a_header_for_which_there_is_no_memory(tmp_path: Path) -> None:
+    text = b'{"a":[' + b'"ab",' * 3_000_000 + b'"x"]}'
+    path = with_header(tmp_path / "a.safetensors", text)
+    limit = "import resource as r; r.setrlimit(r.RLIMIT_DATA, (150_000_000, 150_000_000))\n"
+    result = poolgrad_process("inspect", path, code=limit + ENTRY)
+    expected = f"poolgrad inspect: {path}: there is too little memory for its header of {len(text)} bytes"
+    assert (result.code, result.error) == (3, expected)
 
 
 @LINUX

@@ -123,6 +123,11 @@ def test_bfloat16_is_recognised(tmp_path: Path) -> None:
     assert (tensor["dtype"], tensor["stored_dtype"], tensor["byte_order"]) == ("bfloat16", "<V2", "little")
     (tensor,) = tensors_of(save(tmp_path / "a.safetensors", array))
     assert (tensor["dtype"], tensor["stored_dtype"]) == ("bfloat16", "BF16")
+    for descr, order in {"<V2": "little", "|V2": "little", "bfloat16": "little", ">V2": "big"}.items():
+        header = NPY.replace(b"<f4", descr.encode()).ljust(127) + b"\n"
+        (tmp_path / "b.npy").write_bytes(header + array.tobytes())
+        (tensor,) = tensors_of(tmp_path / "b.npy")
+        assert (tensor["dtype"], tensor["stored_dtype"], tensor["byte_order"]) == ("bfloat16", descr, order)
     path = save(tmp_path / "bits.npy", array.view(np.uint16))
     assert tensors_of(path)[0]["dtype"] == "uint16"
     assert tensors_of(path, "--bf16-bits")[0]["dtype"] == "bfloat16"
@@ -427,7 +432,14 @@ DAMAGED: dict[str, tuple[str, bytes | dict[str, Any], bytes, str, list[str | Non
     "size": (".safetensors", {"a": entry([9], 0, 4)}, bytes(4), "tensor 'a': shape [9] of dtype F32 is 36 bytes", []),
     "comma": (".safetensors", b'{"\xc3\xa9":1 x}', b"", "Expecting ',' delimiter at byte 16", []),
     "utf-8": (".safetensors", b'{"abc\xff":1}', b"", "invalid start byte at byte 13", []),
-    "deep": (".safetensors", b"[" * 100_000, b"", "is not valid JSON: nested too deeply", []),
+    "deep": (".safetensors", b"[" * 100_000, b"", "is not valid JSON: nested too deeply at byte 11", []),
+    "entry": (
+        ".safetensors",
+        {"a": entry([2, 2], 0, 16), "x": {"dtype": 3}, "y": [], "b": entry([3], 20, 32)},
+        bytes(32),
+        "tensor 'x' lacks a proper dtype, shape or data_offsets",
+        ["a", "b"],
+    ),
     "digits": (".safetensors", b'{"a":' + b"9" * 5000 + b"}", b"", "an integer of 5000 digits", []),
     "npy cut": (".npy", NPY.ljust(127) + b"\n", bytes(15), "promises 144 bytes, the file has 143", [None]),
     "npy long": (".npy", NPY.ljust(127) + b"\n", bytes(17), "has 1 bytes too many", [None]),
@@ -486,7 +498,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert result.code == 3
     faults = [file["fault"] for file in result.record["files"]]
     assert faults[0] == f"cannot read {words[0]}: No such file or directory"
-    assert "expected a .npy or .safetensors file" in faults[1]
+    assert "expected a .npy, .safetensors or .pt file" in faults[1]
     assert faults[2] is None
     assert "an .npy file holds one tensor, without a name" in faults[3]
     assert result.error == f"poolgrad inspect: {faults[0]} (and 4 more faulty files)"

@@ -379,7 +379,7 @@ def test_extensions_in_capitals(tmp_path: Path) -> None:
 def test_other_extensions(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.pth").write_bytes(b"x")
     path = f"{tmp_path}/{name}" if name else ""
-    refuse(path, "expected a .npy or .safetensors file$")
+    refuse(path, f"^{re.escape(path) or 'an empty path'}: expected a .npy, .safetensors or .pt file$")
     with pytest.raises(FileError, match=r"expected a .npy or .safetensors file$"):
         create_tensor(path, TensorSpec((1, 1, 1), "float32"), [])
 
@@ -610,6 +610,17 @@ def test_a_file_without_read_permission(unprivileged: Path) -> None:
     path.write_bytes(GOOD_NPY)
     path.chmod(0)
     refuse(path, "cannot read .*a.npy: Permission denied")
+
+
+def test_a_target_on_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "old.npy"
+    path.write_bytes(b"old")
+    status = os.statvfs(path)
+    read_only = os.statvfs_result([*status[:8], status.f_flag | os.ST_RDONLY, *status[9:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: read_only)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(FileError, match=r"cannot write .*old\.npy: its file system is read-only$"):
+        create_tensor(str(path), TensorSpec((1, 1, 1), "float32"), [])
 
 
 def test_a_read_only_folder_or_target(unprivileged: Path) -> None:
