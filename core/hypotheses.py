@@ -15,9 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .byte_orders import Order
 from .executor import Executor
+from .formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, HFLOAT32, Format, Ints
 from .operators import plan_adaptive_avg_pool2d_backward, plan_avg_pool2d_backward
-from .prediction import BFLOAT16, FLOAT16, FLOAT32, FORMATS, HFLOAT32, Axis, Edges, Format, Free, Ints, Order, Plan
+from .prediction import Axis, Edges, Free, Plan
 from .products import RULES, CubeMathType, Precision, Product
 from .status import AclnnError
 from .tensors import TensorSpec

@@ -11,9 +11,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from .formats import Floats, Format, ulp
 from .hypotheses import Call, extents, pool, undivided
 from .operators import output_size
-from .prediction import Axis, Floats, Format, ulp
+from .prediction import Axis
 
 MOST_DIVISORS = 3
 MOST_CANDIDATES = 3000

@@ -12,57 +12,27 @@ import bisect
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from .byte_orders import Order, Reader, plain_order, reordered
+from .formats import FLOAT32, Floats, Format, Ints, rounded
+
 Edges = Callable[[Ints], tuple[Any, Any, Any]]
 """Window numbers of an axis to their starts, ends and divisors. Starts and ends never fall."""
-
-Reader = Callable[[slice, slice, slice], Floats]
-"""Planes, rows and columns of a tensor to their values."""
 
 _WHOLE = 1 << 14
 """Windows of an axis up to which all are looked at together."""
 _CHUNK = 1 << 17
 """Windows or cells of an axis that are looked at in one step where all must be."""
-_MOST_READ = 1 << 20
-"""Elements that are read at once, of bytes in another order, to take a part of them."""
 _SEVERAL = 4
 """Windows over a cell above which partial sums are shared."""
-
-
-class Format(NamedTuple):
-    """A floating-point format: significant bits with the hidden one, exponents of its normal numbers."""
-
-    name: str
-    bits: int
-    least: int
-    most: int
-
-
-FLOAT32 = Format("float32", 24, -126, 127)
-FLOAT16 = Format("float16", 11, -14, 15)
-BFLOAT16 = Format("bfloat16", 8, -126, 127)
-HFLOAT32 = Format("HF32", 12, -126, 127)
-FORMATS = {form.name: form for form in (FLOAT32, FLOAT16, BFLOAT16)}
-
-
-class Order(StrEnum):
-    """As what the bytes of a tensor are read, that is then taken as (N, C, H, W)."""
-
-    AS_IS = "N, C, H, W as N, C, H, W"
-    CHANNELS_LAST = "N, H, W, C as N, C, H, W"
-    CHANNELS_FIRST = "N, C, H, W as N, H, W, C"
-    TRANSPOSED = "N, C, W, H as N, C, H, W"
-    TRANSPOSED_BACK = "N, C, H, W as N, C, W, H"
 
 
 class Free(StrEnum):
@@ -71,42 +41,6 @@ class Free(StrEnum):
     NONE = "none"
     UNCOVERED = "cells that no window covers"
     OVERLAP = "cells under several windows"
-
-
-# ---- Rounding
-
-
-def rounded(values: Floats, form: Format, ties_away: bool = False) -> Floats:
-    """The nearest numbers of a format, ties to even (or away from zero), infinity past its range.
-
-    >>> rounded(np.array([1 + 2**-8, 1 + 2**-7, 1e39]), BFLOAT16).tolist()
-    [1.0, 1.0078125, inf]
-    """
-    if form is FLOAT32 and not ties_away:
-        with np.errstate(over="ignore", under="ignore"):
-            return values.astype(np.float32).astype(np.float64)
-    shift = np.uint64(53 - form.bits)
-    bits = values.view(np.uint64)
-    half = np.uint64(1 << (52 - form.bits))
-    carry = half if ties_away else ((bits >> shift) & np.uint64(1)) + (half - np.uint64(1))
-    result = ((bits + carry) >> shift << shift).view(np.float64)
-    magnitude = np.abs(values)
-    small = (magnitude < 2.0**form.least) & (magnitude > 0)
-    if small.any():
-        step = 2.0 ** (form.least - form.bits + 1)
-        scaled = values[small] / step
-        nearest = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled) if ties_away else np.rint(scaled)
-        result[small] = nearest * step
-    large = ~(np.abs(result) < 2.0 ** (form.most + 1)) | ~np.isfinite(values)
-    if large.any():
-        result[large] = np.where(np.isnan(values[large]), np.nan, np.copysign(np.inf, values[large]))
-    return result
-
-
-def ulp(values: Floats, form: Format) -> Floats:
-    """The step between numbers of the format at each magnitude."""
-    power = (np.abs(values).view(np.uint64) & np.uint64(0x7FF0000000000000)).view(np.float64)
-    return np.asarray(np.maximum(power, 2.0**form.least) * 2.0 ** (1 - form.bits))
 
 
 # ---- Windows
@@ -266,24 +200,13 @@ class Plan:
     def _orders(self) -> tuple[Order, Order]:
         extents = (self.rows.count, self.columns.count), (self.rows.cells, self.columns.cells)
         orders = zip((self.given_order, self.result_order), extents, strict=True)
-        given, result = (_plain_order(order, self.shape[1], *plane) for order, plane in orders)
+        given, result = (plain_order(order, self.shape[1], *plane) for order, plane in orders)
         return given, result
 
     @property
     def most_terms(self) -> int:
         """Most windows over a cell."""
         return self.rows.widths[1] * self.columns.widths[1]
-
-
-def _plain_order(order: Order, channels: int, height: int, width: int) -> Order:
-    """One name for orders that come to the same, AS_IS where they make no difference."""
-    of_channels = order in (Order.CHANNELS_LAST, Order.CHANNELS_FIRST)
-    one, other = (channels, height * width) if of_channels else (height, width)
-    if order is Order.AS_IS or min(one, other) == 1:
-        return Order.AS_IS
-    if one == other:
-        return Order.CHANNELS_LAST if of_channels else Order.TRANSPOSED
-    return order
 
 
 class Predictor:
@@ -419,143 +342,3 @@ def _rounded_spread(terms: Floats, high: Cover, wide: Cover, form: Format) -> Fl
             total = total + np.take(np.take(terms, row, axis=1), column, axis=2)
             total = rounded(rounded(total, FLOAT32), form)
     return total
-
-
-# ---- Orders of bytes
-
-
-def reordered(read: Reader, order: Order, channels: int, height: int, width: int) -> Reader:
-    """A reader of the same bytes in another order, read as (N, C, H, W) all the same."""
-    if order is Order.AS_IS:
-        return read
-
-    def read_box(*box: slice) -> Floats:
-        origin = _origin(order, (channels, height, width), *box)
-        source = [slice(int(index.min()), int(index.max()) + 1) for index in origin]
-        extents = [side.stop - side.start for side in box]
-        wanted, needed = math.prod(extents), math.prod(side.stop - side.start for side in source)
-        if needed <= max(_MOST_READ, 2 * wanted) or wanted == 1:
-            return read(*source)[tuple(index - side.start for index, side in zip(origin, source, strict=True))]
-        # What is together in this order may be far apart in the other.
-        axis = next(axis for axis in _HALVED[order] if extents[axis] > 1)
-        middle = box[axis].start + extents[axis] // 2
-        halves = slice(box[axis].start, middle), slice(middle, box[axis].stop)
-        return np.concatenate([read_box(*box[:axis], half, *box[axis + 1 :]) for half in halves], axis)
-
-    return read_box
-
-
-_HALVED = {
-    Order.CHANNELS_LAST: (0, 1, 2),
-    Order.CHANNELS_FIRST: (1, 2, 0),
-    Order.TRANSPOSED: (1, 2, 0),
-    Order.TRANSPOSED_BACK: (2, 1, 0),
-}
-"""The axes by which less is to be read at once, first the one that helps most."""
-
-
-def _origin(
-    order: Order, shape: tuple[int, int, int], planes: slice, rows: slice, columns: slice
-) -> tuple[Ints, Ints, Ints]:
-    """The plane, row and column that each element of a box comes from."""
-    channels, height, width = shape
-    area = height * width
-    plane, row, column = np.ogrid[planes, rows, columns]
-    if order in (Order.CHANNELS_LAST, Order.CHANNELS_FIRST):
-        first, place = plane - plane % channels, plane % channels * area + row * width + column
-        lines, length = (area, channels) if order is Order.CHANNELS_LAST else (channels, area)
-    else:
-        first, place = plane, row * width + column
-        lines, length = (width, height) if order is Order.TRANSPOSED else (height, width)
-    # Read as `lines` of this length, which lie as columns.
-    channel, place = divmod(place % length * lines + place // length, area)
-    return first + channel, *divmod(place, width)
-
-
-# ---- Agreement
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How many of `total` elements a prediction explains: `matched` ones within an ulp, of them `exact` ones.
-
-    allowed: further elements that the plan does not predict, but allows to be as they are. coarse: those of them that
-    are off by more than roundings of the sum could make them.
-    """
-
-    total: int = 0
-    matched: int = 0
-    exact: int = 0
-    allowed: int = 0
-    coarse: int = 0
-
-    def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(*(left + right for left, right in zip(astuple(self), astuple(other), strict=True)))
-
-
-def agree(
-    predictor: Predictor, actual: Floats, predicted: Floats, box: tuple[slice, slice, slice], form: Format
-) -> tuple[Agreement, NDArray[np.bool_] | None]:
-    """Compare a box with its prediction; also where it is not explained, or None where all is.
-
-    Within one ulp; where several windows are added up in float32, also within the `Predictor.bounds` of the sum: what
-    the order of additions may change, and what is left of it when terms cancel.
-    """
-    near, exact = _near_at_once(actual, predicted, form)
-    rest = ~near
-    if not rest.any():
-        return Agreement(near.size, near.size, exact), None
-    one, other = actual[rest], predicted[rest]
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    near = same | _within_ulp(one, other, form)
-    exact += int(np.count_nonzero(same))
-    wrong = np.zeros(rest.shape, bool)
-    wrong[rest] = ~near
-    plan = predictor.plan
-    if plan.most_terms > 1 and plan.sums is None and wrong.any():
-        wrong &= ~_between(actual, *predictor.bounds(*box))
-    matched = wrong.size - int(np.count_nonzero(wrong))
-    excused, coarse = _excused(predictor, actual, predicted, box, form) if wrong.any() else (wrong, wrong)
-    counts = (int(np.count_nonzero(wrong & some)) for some in (excused, coarse))
-    return Agreement(wrong.size, matched, exact, *counts), wrong & ~excused
-
-
-def _excused(
-    predictor: Predictor, actual: Floats, predicted: Floats, box: tuple[slice, slice, slice], form: Format
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """The elements that the plan leaves open, and those of them that are off by more than roundings."""
-    plan, nothing = predictor.plan, np.zeros(actual.shape, bool)
-    if plan.sums is not None:
-        return _between(actual, *predictor.bounds(*box)), nothing
-    if plan.free is Free.NONE:
-        return nothing, nothing
-    free = predictor.free(*box[1:])
-    if plan.free is Free.UNCOVERED:
-        return free | nothing, nothing
-    # A lost or doubled addition is off by some of the terms, never by more than all of them; but seldom by so little
-    # as sums may be off that are rounded at every step.
-    errors, magnitudes, step = np.abs(actual - predicted), predictor.magnitudes(*box), 2.0 ** (1 - form.bits)
-    excused = free & (errors <= magnitudes * (1 + step))
-    return excused, excused & (errors > plan.most_terms * step * magnitudes)
-
-
-def _between(actual: Floats, low: Floats, high: Floats) -> NDArray[np.bool_]:
-    return np.asarray((low <= actual) & (actual <= high))
-
-
-def _near_at_once(actual: Floats, predicted: Floats, form: Format) -> tuple[NDArray[np.bool_], int]:
-    """Where two numbers are a step of the format apart or none, by their bits, and how many are equal.
-
-    Most elements are told so at a low cost; it says nothing of zeros of two signs, subnormals and infinity.
-    """
-    steps = actual.view(np.int64) - predicted.view(np.int64)
-    exact = steps.size - int(np.count_nonzero(steps))
-    step = 1 << (53 - form.bits)
-    return np.asarray((steps + step).view(np.uint64) <= np.uint64(2 * step)), exact
-
-
-def _within_ulp(actual: Floats, predicted: Floats, form: Format) -> NDArray[np.bool_]:
-    # Infinity is one step from the greatest finite number.
-    past = 2.0 ** (form.most + 1)
-    one, other = (np.clip(values, -past, past) for values in (actual, predicted))
-    return np.asarray(np.abs(one - other) <= ulp(np.minimum(np.abs(one), np.abs(other)), form))

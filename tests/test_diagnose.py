@@ -15,7 +15,7 @@ from tests.cases import NUMPY, Array
 from tests.command_line import ENTRY, poolgrad, poolgrad_process, save, save_safetensors
 from tests.oracle import FORMATS, Pool, Window, adaptive_windows, exact, rounded
 
-from poolgrad.core import TensorSpec, prediction
+from poolgrad.core import TensorSpec, byte_orders, formats, prediction
 from poolgrad.core.hypotheses import FAULTS, PARAMETERS, Call, plan_of
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -849,7 +849,7 @@ def test_json_has_every_hypothesis(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "hfloat32"])
 def test_rounding(name: str) -> None:
     """Against exact fractions: ties, subnormals, the greatest numbers."""
-    form = {"hfloat32": prediction.HFLOAT32}.get(name) or prediction.FORMATS[name]
+    form = {"hfloat32": formats.HFLOAT32}.get(name) or formats.FORMATS[name]
     drawn = np.random.default_rng(0)
     values = np.ldexp(drawn.standard_normal(400), drawn.integers(-160, 130, 400))
     step = 2.0 ** (1 - form.bits)
@@ -859,9 +859,9 @@ def test_rounding(name: str) -> None:
     )
     values = np.concatenate([values, ties, -ties, edges, np.ldexp(edges, form.most + 3 - form.least), [0.0]])
     expected = rounded(exact(values), name)
-    np.testing.assert_array_equal(prediction.rounded(values, form), expected)
-    away = prediction.rounded(ties, form, ties_away=True)
-    assert (away >= prediction.rounded(ties, form)).all()
+    np.testing.assert_array_equal(formats.rounded(values, form), expected)
+    away = formats.rounded(ties, form, ties_away=True)
+    assert (away >= formats.rounded(ties, form)).all()
     assert (away > ties).all()
     assert FORMATS[name].bits == form.bits
 
@@ -883,7 +883,7 @@ def test_boxes_are_cut_from_what_the_windows_give(pool: Pool) -> None:
         *list(vars(pool).values()),
     )
     flat = given.reshape(6, *given.shape[2:]).astype(np.float64)
-    predictor = prediction.Predictor(plan_of(call), lambda p, r, c: flat[p, r, c], (prediction.FLOAT32,))
+    predictor = prediction.Predictor(plan_of(call), lambda p, r, c: flat[p, r, c], (formats.FLOAT32,))
     drawn = np.random.default_rng(0)
     for _ in range(40):
         box = random_box(drawn, (6, 20, 23))
@@ -895,16 +895,16 @@ def test_boxes_are_cut_from_what_the_windows_give(pool: Pool) -> None:
     "shape", [(2, 3, 5, 7), (1, 4, 6, 2), (3, 1, 4, 4), (2, 5, 1, 9), (2, 7, 9, 1), (1, 6, 2, 3)]
 )
 def test_other_orders_of_bytes(shape: tuple[int, ...], most_read: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "_MOST_READ", most_read)
+    monkeypatch.setattr(byte_orders, "_MOST_READ", most_read)
     n, c, h, w = shape
     values = random(*shape).astype(np.float64)
     flat = values.reshape(n * c, h, w)
     ways = dict(
-        zip(list(prediction.Order)[1:], ("last as first", "first as last", "WH as HW", "HW as WH"), strict=True)
+        zip(list(byte_orders.Order)[1:], ("last as first", "first as last", "WH as HW", "HW as WH"), strict=True)
     )
     for order, how in ways.items():
         expected = misread(values, how).reshape(n * c, h, w)
-        read = prediction.reordered(lambda p, r, c: flat[p, r, c], order, c, h, w)
+        read = byte_orders.reordered(lambda p, r, c: flat[p, r, c], order, c, h, w)
         drawn = np.random.default_rng(0)
         for _ in range(60):
             box = random_box(drawn, (n * c, h, w))
