@@ -188,7 +188,8 @@ def _narrow_bfloat16(values: Float32s, bits: Bits16, spare: Spare) -> None:
 def _bfloat16() -> np.dtype[Any]:
     import ml_dtypes  # Only a run that stores bfloat16 needs it.
 
-    return np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 def _nan_mask(values: Float32s) -> NDArray[np.bool_] | None:
