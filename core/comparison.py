@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .block_errors import BlockErrors, Workspace
 from .figures import Figures, figures_of
 from .places import ErrorMap, Plane, PlaneRanking, RegionCounter
+from .sharing import share
 from .standards import ComparisonError, Standard
 from .tensors import STORAGE, TensorSpec
 from .tiles import Box, TileSink, TileSource, Tiling
@@ -204,7 +205,12 @@ class Comparison:
 
         progress: called now and then, on this thread, with the elements that are done.
         """
-        _Run(self, actual, expected).on_threads(min(threads, len(self.blocks)), progress)
+
+        def compare(number: int) -> None:
+            self.add(number, actual, expected)
+
+        workers = [compare] * min(threads, len(self.blocks))
+        share(range(len(self.blocks)), workers, progress and (lambda: progress(self.figures.compared)))
         return self
 
 
@@ -264,57 +270,3 @@ class ComparisonSink:
                 return None
             self._parts.pop(number)
             return whole
-
-
-class _Run:
-    """Hands the numbers of blocks to threads."""
-
-    def __init__(self, comparison: Comparison, actual: TileSource, expected: TileSource) -> None:
-        self._comparison, self._sources = comparison, (actual, expected)
-        self._numbers = iter(range(len(comparison.blocks)))
-        self._lock = threading.Lock()
-        self._finished = threading.Semaphore(0)
-        self._stopped = False
-        self._error: BaseException | None = None
-
-    def on_threads(self, count: int, progress: Callable[[int], None] | None) -> None:
-        """All blocks; the first error stops all and is raised here."""
-        if count == 1:
-            self._work(progress)
-            return
-        threads = [threading.Thread(target=self._guarded) for _ in range(count)]
-        try:
-            for thread in threads:
-                thread.start()
-            running = count
-            while running:
-                running -= self._finished.acquire(timeout=0.1)
-                if progress:
-                    progress(self._comparison.figures.compared)
-        finally:
-            self._stopped = True
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
-        if self._error:
-            raise self._error
-
-    def _guarded(self) -> None:
-        try:
-            self._work(None)
-        except BaseException as error:
-            with self._lock:
-                self._error = self._error or error
-                self._stopped = True
-        finally:
-            self._finished.release()
-
-    def _work(self, progress: Callable[[int], None] | None) -> None:
-        while (number := self._next()) is not None:
-            self._comparison.add(number, *self._sources)
-            if progress:
-                progress(self._comparison.figures.compared)
-
-    def _next(self) -> int | None:
-        with self._lock:
-            return None if self._stopped else next(self._numbers, None)

@@ -6,7 +6,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 
 from .layout import ALIGNMENT, Layout, plan_layout
 from .products import CubeMathType, Precision, Product
+from .sharing import share
 from .spread import MOST_INDEXED, is_indexed
 from .status import AclnnError
 from .task import Task
 from .tensors import TensorSpec
-from .tiles import Box, TileSink, TileSource, Tiling
+from .tiles import TileSink, TileSource, Tiling
 from .worker import Worker
 
 TILE = 1 << 20
@@ -140,14 +142,13 @@ class Executor:
         """
         began = time.perf_counter()
         memory = self._memory(workspace)
-        work = _Work(self, source, sink)
-        shares = [memory[i * self.layout.nbytes :][: self.layout.nbytes] for i in range(self.threads)]
-        if self.threads == 1:
-            work.run(shares[0], progress)
-        else:
-            work.run_on_threads(shares, progress)
-        work.stats.total = time.perf_counter() - began
-        return work.stats
+        stats = RunStats()
+        run = _Run(self, source, sink, stats)
+        parts = (memory[i * self.layout.nbytes :][: self.layout.nbytes] for i in range(self.threads))
+        workers = [partial(run.tile, Worker(self.task, self.layout, part)) for part in parts]
+        share(range(self.tile_count), workers, progress and (lambda: progress(run.done)))
+        stats.total = time.perf_counter() - began
+        return stats
 
     def _memory(self, workspace: Any) -> NDArray[np.uint8]:
         if workspace is None:
@@ -213,71 +214,25 @@ def _tile_elements(task: Task, threads: int) -> tuple[int, int]:
 
 
 @dataclass
-class _Work:
-    """One run: hands tiles to workers, and gathers what they report."""
+class _Run:
+    """One run: computes tiles, on any thread, and gathers what they took."""
 
     executor: Executor
     source: TileSource
     sink: TileSink
-    stats: RunStats = field(default_factory=RunStats)
+    stats: RunStats
     done: int = 0
-    stopped: bool = False
-    error: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self._tiles = iter(range(self.executor.tile_count))
         self._lock = threading.Lock()
-        self._finished = threading.Semaphore(0)
 
-    def run(self, memory: NDArray[np.uint8], progress: Callable[[int], None] | None = None) -> None:
-        """Tiles until none is left, on this thread."""
-        worker = Worker(self.executor.task, self.executor.layout, memory)
+    def tile(self, worker: Worker, index: int) -> None:
+        """One tile, by a worker that no other thread uses meanwhile."""
+        box = self.executor.tiling[index]
         with np.errstate(all="ignore"):
-            while (index := self._next()) is not None:
-                box = self.executor.tiling[index]
-                times = worker.run(box, self.source, self.sink)
-                self._report(box, times)
-                if progress:
-                    progress(self.done)
-
-    def run_on_threads(self, memories: list[NDArray[np.uint8]], progress: Callable[[int], None] | None) -> None:
-        """Tiles until none is left, on a thread for each memory. The first error stops all and is raised here."""
-        threads = [threading.Thread(target=self._guarded, args=(memory,)) for memory in memories]
-        try:
-            for thread in threads:
-                thread.start()
-            running = len(threads)
-            while running:
-                running -= self._finished.acquire(timeout=0.1)
-                if progress:
-                    progress(self.done)
-        finally:
-            self.stopped = True
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
-        if self.error:
-            raise self.error
-
-    def _guarded(self, memory: NDArray[np.uint8]) -> None:
-        try:
-            self.run(memory)
-        except BaseException as error:
-            with self._lock:
-                self.error = self.error or error
-                self.stopped = True
-        finally:
-            self._finished.release()
-
-    def _next(self) -> int | None:
-        with self._lock:
-            return None if self.stopped else next(self._tiles, None)
-
-    def _report(self, box: Box, times: tuple[float, float, float, float]) -> None:
-        planes, rows, columns = box.shape
-        read, computed, written, end = times
+            read, computed, written, end = worker.run(box, self.source, self.sink)
         with self._lock:
             self.stats.read += computed - read
             self.stats.compute += written - computed
             self.stats.write += end - written
-            self.done += planes * rows * columns * self.executor.task.storage.itemsize
+            self.done += math.prod(box.shape) * self.executor.task.storage.itemsize
