@@ -44,9 +44,11 @@ def reordered(read: Reader, order: Order, channels: int, height: int, width: int
         return read
 
     def read_box(*box: slice) -> Floats:
+        extents = [side.stop - side.start for side in box]
+        if 0 in extents:
+            return np.empty(extents)
         origin = _origin(order, (channels, height, width), *box)
         source = [slice(int(index.min()), int(index.max()) + 1) for index in origin]
-        extents = [side.stop - side.start for side in box]
         wanted, needed = math.prod(extents), math.prod(side.stop - side.start for side in source)
         if needed <= max(_MOST_READ, 2 * wanted) or wanted == 1:
             places = tuple(index - side.start for index, side in zip(origin, source, strict=True))

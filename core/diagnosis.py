@@ -104,6 +104,7 @@ class Explanation:
             -self.explained / max(found.total, 1),
             self.key in PARTIAL,
             -found.exact / max(found.total, 1),
+            self.key != "as_believed",
         )
 
 

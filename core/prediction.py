@@ -201,7 +201,15 @@ class Plan:
         extents = (self.rows.count, self.columns.count), (self.rows.cells, self.columns.cells)
         orders = zip((self.given_order, self.result_order), extents, strict=True)
         given, result = (plain_order(order, self.shape[1], *plane) for order, plane in orders)
+        if given is result is Order.TRANSPOSED and self._is_symmetric:
+            return Order.AS_IS, Order.AS_IS
         return given, result
+
+    @property
+    def _is_symmetric(self) -> bool:
+        """Whether the windows of both axes are the same, so that a transposed tensor has a transposed result."""
+        rows, columns = self.rows, self.columns
+        return (rows.cells, rows.places, rows.divisors) == (columns.cells, columns.places, columns.divisors)
 
     @property
     def most_terms(self) -> int:

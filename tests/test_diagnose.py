@@ -506,6 +506,25 @@ def test_noise_is_not_explained(tmp_path: Path) -> None:
     assert (done.code, done.out) == (5, "Nothing explains it: no hypothesis reaches 1 % of 1,008 elements.\n")
 
 
+@pytest.mark.parametrize("cells", [CELLS, (8, 32, 112, 112), (1, 2, 300, 280)])
+def test_nothing_was_written(cells: tuple[int, ...], tmp_path: Path) -> None:
+    """Windows of a large stride leave boxes of the sample without any window, in every order of bytes."""
+    given = pooled(STEM, cells)[0]
+    done = diagnosed(Plant(given, np.zeros(cells, np.float32), STEM, ""), tmp_path, "-q")
+    assert done.code == 5, done.error
+    assert done.out.startswith("Nothing explains it: ")
+
+
+def test_transposing_both_tensors_is_nothing_where_windows_are_alike(tmp_path: Path) -> None:
+    given, made = right(STEM, (2, 3, 12, 12))
+    made[1, 1, 0, 0] *= np.float32(1.01)
+    record = diagnosed(Plant(given, made, STEM, ""), tmp_path, "--json").record
+    assert record["hypotheses"][0]["key"] == "as_believed"
+    assert record["sentence"].startswith("Nothing explains it: avg2d as believed comes nearest")
+    phrases = {one["phrase"] for one in record["hypotheses"]}
+    assert "avg2d with H and W of gradOutput and gradInput transposed" not in phrases
+
+
 def test_one_wrong_element_is_not_overlooked(tmp_path: Path) -> None:
     """It lies under one window, so that it is no race, and far from the planes of the sample."""
     cells = (5, 20, 40, 40)
